@@ -15,7 +15,7 @@ use distribute::data::Csv;
 use distribute::monitor::Monitor;
 use distribute::net::{Certificates, Credentials};
 use distribute::nn::{Linear, linear, loss}; // candle_nn's layers work as well, at half the speed
-use distribute::strategy::{Compression, Links};
+use distribute::strategy::{Compression, Links, LocalSteps, MultiWorkerMirroredStrategyBuilder, Outer};
 use distribute::summary::SummaryWriter;
 use distribute::{prelude::*, trace};
 use serde_json::{Value, json};
@@ -52,6 +52,12 @@ struct Options {
     /// The form in which workers send gradients: none, f16, bf16, 8bit, topk or lowrank-R, such as lowrank-4
     #[arg(long, value_name = "FORM", default_value = "none")]
     compression: Compression,
+    /// The number of steps that each worker trains alone before the workers agree on new weights
+    #[arg(long, value_name = "STEPS", default_value_t = 1)]
+    local_steps: u64,
+    /// The outer step after local steps: average or nesterov (DiLoCo)
+    #[arg(long, value_name = "STEP", default_value = "average")]
+    outer: Outer,
     /// Certificates for links between machines: ca.pem, certificate.pem and key.pem in this folder [default: created
     /// from the secret of the job]
     #[arg(long, value_name = "FOLDER")]
@@ -77,6 +83,19 @@ struct Options {
     /// Show the training at http://127.0.0.1:PORT, to browsers, Prometheus and `distribute status 127.0.0.1:PORT`
     #[arg(long, value_name = "PORT")]
     live: Option<u16>,
+}
+
+impl Options {
+    /// Returns a builder with the settings of what workers send.
+    fn builder(&self) -> MultiWorkerMirroredStrategyBuilder {
+        let local = LocalSteps { steps: self.local_steps, outer: self.outer };
+        MultiWorkerMirroredStrategy::builder().compression(self.compression).local_steps(local)
+    }
+
+    /// Returns `true` if each worker makes some steps alone.
+    fn is_local(&self) -> bool {
+        self.local_steps > 1 || self.outer != Outer::Average
+    }
 }
 
 #[derive(ValueEnum, Clone, Copy)]
@@ -117,9 +136,7 @@ fn main() -> distribute::Result<()> {
 
     if let Some(workers) = options.workers {
         let replicas = options.replicas.unwrap_or((cores / workers.max(1)).max(1));
-        let builder =
-            MultiWorkerMirroredStrategy::builder().replicas(replicas).compression(options.compression);
-        let all = builder.on_threads(Links::Memory, workers, train)?;
+        let all = options.builder().replicas(replicas).on_threads(Links::Memory, workers, train)?;
         drop(timeline);
         let one = one_process(&options, workers * replicas, train)?;
         return compare_workers(&options, workers, &all, &one);
@@ -152,8 +169,7 @@ fn one_process(
     if options.compression == Compression::None {
         return train(&MirroredStrategy::cpus(replicas)?);
     }
-    let builder = MultiWorkerMirroredStrategy::builder().replicas(replicas).compression(options.compression);
-    let mut trained = builder.on_threads(Links::Memory, 1, train)?;
+    let mut trained = options.builder().replicas(replicas).on_threads(Links::Memory, 1, train)?;
     Ok(trained.remove(0))
 }
 
@@ -167,13 +183,12 @@ fn strategy(options: &Options, replicas: usize) -> distribute::Result<Strategy> 
         (Kind::Mirrored, true) => MirroredStrategy::cpus(replicas),
         (Kind::Mirrored, false) => MirroredStrategy::new(devices),
         (Kind::MultiWorker, cpus) => {
-            let builder = MultiWorkerMirroredStrategy::builder();
+            let builder = options.builder();
             let mut builder = match options.logical_replicas {
                 Some(replicas) => builder.logical_replicas(replicas),
                 None if cpus => builder.replicas(replicas),
                 None => builder.devices(devices),
             };
-            builder = builder.compression(options.compression);
             if let Some(folder) = &options.certificates {
                 let [ca, certificate, key] =
                     ["ca.pem", "certificate.pem", "key.pem"].map(|name| folder.join(name));
@@ -246,6 +261,7 @@ fn train(
                 say(&format!("{world}: epoch {epoch} of {epochs}, {speed} examples/s, loss {mean:.4}"));
             }
         }
+        optimizer.finish_local_steps()?;
         accuracy(strategy, &model, held_out)
     })?;
     let seconds = clock.seconds();
@@ -375,7 +391,7 @@ fn compare_replicas(options: &Options, trained: &Trained, one: &Trained) -> dist
 }
 
 /// Compares the results of all workers, or of the first, with a training of one process with the same number
-/// of replicas. All computed values must be equal.
+/// of replicas. All computed values must be equal, unless workers make steps alone.
 fn compare_workers(
     options: &Options,
     workers: usize,
@@ -383,14 +399,20 @@ fn compare_workers(
     one: &Trained,
 ) -> distribute::Result<()> {
     let Some(first) = all.first() else { return Ok(()) };
-    let same = all.iter().all(|worker| worker.sha256 == one.sha256);
+    let expected = if options.is_local() { first } else { one };
+    let same = all.iter().all(|worker| worker.sha256 == expected.sha256);
     let mut table = format!("{HEADER}{}{}", first.row(&format!("{workers} workers")), one.row("one process"));
-    table += if same { "All train the same weights, to the bit.\n" } else { "Their weights differ.\n" };
+    table += match (same, options.is_local()) {
+        (true, false) => "All train the same weights, to the bit.\n",
+        (true, true) => "All workers have the same weights, to the bit. One process trains in lock step.\n",
+        (false, _) => "Their weights differ.\n",
+    };
     for (worker, trained) in all.iter().enumerate() {
         table += &format!("weights of worker {worker}: {}\n", trained.sha256);
     }
     table += &format!("of one process:      {}", one.sha256);
     let mut figures = first.figures(options);
+    figures["loss"] = (all.iter().map(|worker| worker.loss).sum::<f64>() / all.len() as f64).into();
     figures["workers"] = workers.into();
     figures["same_weights"] = same.into();
     finish(options, &table, &figures);

@@ -17,8 +17,8 @@ pub use distribute_core::strategy::ReductionToOneDevice;
 #[doc(inline)]
 pub use distribute_core::strategy::{
     CommunicationImplementation, CommunicationOptions, Compression, CrossDeviceOps, Group, IndependentWorker,
-    Links, Reduction, Replicas, Straggler, StragglerCause, Strategy, StrategyExtended, Threads,
-    VariablePlacement, Wire, WorkerTimes,
+    Links, LocalSteps, Outer, Reduction, Replicas, Straggler, StragglerCause, Strategy, StrategyExtended,
+    Threads, VariablePlacement, Wire, WorkerTimes,
 };
 #[doc(inline)]
 pub use distribute_core::{Contained, Destinations};

@@ -38,7 +38,8 @@ impl<R: Rule> Optimizer<R> {
     /// # Errors
     /// - [`Error::Hyperparameter`]: the momentum is not in [0, 1), or there are averages already.
     /// - [`Error::InvalidArgument`]: a step has already been made, or the rule keeps too many slots.
-    /// - [`Error::NotSupported`]: as for [`with_rule`](Self::with_rule), on parameter servers.
+    /// - [`Error::NotSupported`]: as for [`with_rule`](Self::with_rule), on parameter servers; or the workers make
+    ///   [local steps](distribute_core::strategy::LocalSteps).
     #[doc(alias = "tf.train.ExponentialMovingAverage")]
     #[doc(alias = "ExponentialMovingAverage")]
     #[doc(alias = "ema_momentum")]
@@ -172,6 +173,11 @@ fn not_restored(step: u64, error: &Error, source: Error) -> Error {
 
 impl Inner {
     fn with_ema(&mut self, momentum: f64) -> Result<()> {
+        self.require_no_local_steps(
+            "with_ema",
+            "averages of weights of workers that train alone (local_steps), which would be others on each worker",
+            "leave out with_ema: outer steps average the weights of the workers",
+        )?;
         const OPERATION: &str = "with_ema";
         if self.finished_steps() > 0 {
             let reason = "this optimizer has already made steps; set this when the optimizer is created, and restore \

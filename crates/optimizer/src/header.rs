@@ -35,6 +35,15 @@ pub(crate) struct StepHeader {
     pub(crate) order: Option<Vec<u32>>,
 }
 
+/// The facts that workers compare before they sum their weights.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct OuterHeader {
+    /// The digest of the optimizer's settings.
+    pub(crate) settings: u64,
+    /// The learning rate; `None` if it follows a schedule, which each worker does by its own steps.
+    pub(crate) learning_rate: Option<f64>,
+}
+
 /// A description of a replica's dense gradients that were sent before the workers exchange headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct EarlyGradients {

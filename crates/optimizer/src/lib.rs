@@ -29,6 +29,7 @@
 //! | `progress`, `slots`, `state`, `live` | steps and slots, also in checkpoints |
 //! | `ema` | moving averages of the weights |
 //! | `feedback` | the residuals of compressed gradients |
+//! | `local_steps` | steps of each worker alone, and the outer steps after them |
 //! | `gradients`, `backward` | gradients for users, and the traversal of candle's graph |
 //! | `sync`, `partition` | the threads of a step; the ranges of workers with a sharded state |
 //!
@@ -47,6 +48,7 @@ mod gradients;
 mod groups;
 mod header;
 mod live;
+mod local_steps;
 mod loss_scale;
 mod minimize;
 mod parameters;
@@ -77,6 +79,7 @@ use distribute_core::Variables;
 use distribute_core::internal::require_outside_of_run;
 use distribute_optim::Rule;
 use groups::Groups;
+use local_steps::LocalTraining;
 use loss_scale::LossScaling;
 use parameters::Parameters;
 use progress::Progress;
@@ -221,6 +224,8 @@ struct Inner {
     not_finite: NotFinite,
     loss_scaling: LossScaling,
     progress: Progress,
+    /// The local steps; `None` if all workers make each step together.
+    local: Option<LocalTraining>,
     /// Whether the workers have already compared these settings in a step.
     settings_compared: AtomicBool,
     checks: Checks,
@@ -376,6 +381,7 @@ impl Inner {
             missing_gradients: MissingGradients::default(),
             not_finite: NotFinite::default(),
             loss_scaling,
+            local: LocalTraining::of(&strategy),
             settings_compared: AtomicBool::new(false),
             checks: Checks::default(),
         })

@@ -39,6 +39,8 @@ impl<R: Rule> Optimizer<R> {
     /// - [`Error::WrongContext`], [`Error::StaleContext`]: `ctx` is not the context of the closure that is running.
     /// - [`Error::MixedStrategies`]: the optimizer belongs to a different strategy.
     /// - [`Error::Failed`] of the kind `Disagreement`: the workers have different settings of this optimizer.
+    /// - [`Error::NotSupported`]: the workers make [local steps](distribute_core::strategy::LocalSteps), and the graph
+    ///   of a loss contains collectives.
     /// - [`Error::IncompleteState`]: this step, or an earlier one, has failed after it changed the [sharded
     ///   state](Optimizer::shard_state), or tables that workers store together.
     ///
@@ -67,6 +69,9 @@ impl<R: Rule> Optimizer<R> {
         // A single replica has the same bits as without a strategy. Several may be in each other's graphs.
         let weighting = match ctx.num_replicas_in_sync() {
             1 => Weighting::MeanOver(n),
+            _ if self.inner.local.is_some() && ctx.strategy().world().replicas() == 1 => {
+                Weighting::MeanOver(n)
+            }
             _ => Weighting::SumOver(n),
         };
         sum.add(&self.inner, ctx, loss, weighting, at)?;
@@ -168,6 +173,7 @@ impl<R: Rule> Optimizer<R> {
     ) -> Result<()> {
         let at = Location::caller();
         self.inner.require(ctx, "apply_gradients")?;
+        ctx.require_own_graph("apply_gradients")?;
         let weighting = weighting.into();
         require_rows(ctx, "apply_gradients", weighting.examples().unwrap_or(0))?;
         let weighting = match weighting {

@@ -197,6 +197,14 @@ impl Parameters {
         MarkWritten(variables.filter_map(|variable| self.device_copies.get(variable)?.as_deref()).collect())
     }
 
+    /// Updates the other copies of variables that have been written.
+    ///
+    /// # Errors
+    /// Returns candle's error if a copy cannot be updated.
+    pub(crate) fn copy_to_followers(&self) -> Result<()> {
+        self.with_followers.iter().try_for_each(Variable::copy_to_followers)
+    }
+
     // INV-20
     /// Completes a step whose variables have been written: updates their other copies and the residuals, and counts
     /// the step.
@@ -204,7 +212,7 @@ impl Parameters {
     /// # Errors
     /// Returns candle's error if a copy cannot be updated. The step is then not counted.
     pub(crate) fn commit(&self, change: &Change<'_>) -> Result<()> {
-        self.with_followers.iter().try_for_each(Variable::copy_to_followers)?;
+        self.copy_to_followers()?;
         self.feedback.commit(change.number());
         change.commit();
         Ok(())
@@ -229,9 +237,12 @@ impl Parameters {
 }
 
 /// Returns the form in which a replica's packs are sent early. Returns `None` if there are no other workers, or if
-/// gradients are changed on this worker before they are sent: always summed, or compressed together with a residual.
+/// gradients are not sent, or are changed on this worker before: always summed, or compressed together with a residual.
 /// Logical replicas may be shared otherwise in a later world.
 fn packs(strategy: &Strategy) -> Option<PackCoding> {
+    if strategy.local_steps().is_some() {
+        return None;
+    }
     let (group, compression) = (strategy.extended().group()?, strategy.extended().compression());
     let coding = || PackCoding::new(compression.wire(), group.buffers());
     let world = group.world();

@@ -66,3 +66,20 @@ pub(crate) fn require(learning_rate: f64, operation: &'static str) -> Result<()>
     let reason = format!("the learning rate must be finite and not negative, not {learning_rate}");
     Err(Error::invalid(operation, reason))
 }
+
+/// Returns an error if the learning rates of the workers differ.
+///
+/// # Errors
+/// - [`Error::InvalidArgument`]: two rates differ. The error lists the rates of all workers.
+pub(crate) fn require_same(operation: &'static str, rates: &[f64]) -> Result<()> {
+    if rates.iter().all(|rate| rate.to_bits() == rates[0].to_bits()) {
+        return Ok(());
+    }
+    let rates: Vec<_> = rates.iter().map(ToString::to_string).collect();
+    let reason = format!(
+        "the workers have different learning rates ({}, by worker): set the same on all, or give all of them the same \
+         schedule",
+        rates.join(", ")
+    );
+    Err(Error::invalid(operation, reason))
+}

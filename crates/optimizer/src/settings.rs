@@ -263,6 +263,7 @@ impl Inner {
     }
 
     fn freeze(&mut self, names: &dyn Fn(&str) -> bool) -> Result<()> {
+        self.local.as_ref().map_or(Ok(()), |local| local.require_unused("freeze"))?;
         let Parameters { strategy, variables, frozen, untrainable, partition, .. } = &*self.parameters;
         let (chosen_untrainable, untrainable): (Vec<_>, Vec<_>) =
             untrainable.iter().cloned().partition(|(name, _)| names(name));
@@ -343,6 +344,11 @@ impl Inner {
                           a checkpoint afterwards";
             return Err(Error::invalid(OPERATION, reason));
         }
+        self.require_no_local_steps(
+            OPERATION,
+            "sharding the state of workers that train alone (local_steps)",
+            "leave it out: each worker has its own slots",
+        )?;
         let Parameters { strategy, variables, frozen, untrainable, .. } = &*self.parameters;
         if strategy.extended().elastic().is_some() {
             let reason = "workers may leave, each with its shard of the state: do not shard the state, or require all \

@@ -83,7 +83,7 @@ pub(crate) fn slot_range(
 
 /// The slots of one variable. On the host, each slot is a vector of the elements of its [`SlotShare`]. For a variable
 /// that is updated on devices, slots are tensors on these devices.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Slots {
     F32(Vec<Vec<f32>>),
     F64(Vec<Vec<f64>>),

@@ -17,6 +17,10 @@ use serde_json::json;
 /// `optimizer/compression/residual/3/fc.weight`. Residuals are restored by replica; with fewer replicas, those of the
 /// others are added to them in turn.
 ///
+/// If the workers make [local steps](distribute_core::strategy::LocalSteps), the slots of each worker are saved: those
+/// of the first one as usual, and those of others such as `optimizer/local_steps/worker/1/m/fc.weight`. The momentum of
+/// outer steps is saved, such as `optimizer/local_steps/momentum/fc.weight`.
+///
 /// Sharded slots are saved in the same format as unsharded ones. The chief gathers them one after another, so the other
 /// workers only need memory for their own slots.
 impl<R: Rule> Checkpointed for Optimizer<R> {
@@ -24,6 +28,7 @@ impl<R: Rule> Checkpointed for Optimizer<R> {
         let optimizer = &self.inner;
         optimizer.backend.save(optimizer, prefix, writer)?;
         optimizer.parameters.feedback.save(optimizer, prefix, writer)?;
+        optimizer.local.as_ref().map_or(Ok(()), |local| local.save(optimizer, prefix, writer))?;
         let rule = optimizer.groups.rule();
         let state = json!({
             "rule": rule.name(),
@@ -70,8 +75,16 @@ impl<R: Rule> Checkpointed for Optimizer<R> {
         let loss_scale =
             serde_json::from_value::<Option<(f64, u64)>>(saved["loss_scale"].clone()).ok().flatten();
         drop(self.inner.progress.read("Checkpoint::restore")?);
+        let local = self.inner.local.as_ref();
+        let local =
+            local.map(|local| Ok::<_, Error>((local, local.read(&self.inner.parameters, prefix, from)?)));
+        let local = local.transpose()?;
+        let own = local.as_ref().and_then(|(_, restored)| restored.own);
+        let (finished, loss_scale) = own.map_or((finished, loss_scale), |own| (own.finished, own.loss_scale));
+        let from_worker = local.as_ref().map_or(prefix, |(_, restored)| &restored.slots);
         let slots: Vec<_> = self.slot_names().collect();
-        let names = |variable: &str| slots.iter().map(|slot| format!("{prefix}/{slot}/{variable}")).collect();
+        let names =
+            |variable: &str| slots.iter().map(|slot| format!("{from_worker}/{slot}/{variable}")).collect();
         let all: Vec<Vec<String>> = self.variable_names().map(names).collect();
         require_names(from, &all.concat())?;
         let optimizer = &self.inner;
@@ -84,6 +97,7 @@ impl<R: Rule> Checkpointed for Optimizer<R> {
             loss_scale.into_iter().for_each(|state| optimizer.loss_scaling.restore(state));
             feedback(finished);
             change.set_finished(finished);
+            local.into_iter().for_each(|(local, restored)| local.set(restored));
             Ok(())
         }))
     }

@@ -39,6 +39,12 @@ impl Member {
         self.team.size == 1 && self.session.is_none()
     }
 
+    /// Returns this member for calls of the members of this process alone. It has no session, even if there are other
+    /// processes.
+    pub fn without_group(&self) -> Self {
+        Self { session: None, ..self.clone() }
+    }
+
     /// Returns the session with the other processes of this run, if there are any.
     pub fn session(&self) -> Option<&Arc<Session>> {
         self.session.as_ref()
@@ -159,8 +165,8 @@ impl Member {
         payload: T,
         make: impl Fn(&[Arc<T>], GroupCall<'_>) -> Result<M, Failure>,
     ) -> Result<(Vec<Arc<T>>, Option<Arc<M>>), Failure> {
-        if self.is_alone() {
-            return Ok((vec![Arc::new(payload)], None));
+        if self.session.is_none() {
+            return Ok((self.all_gather_local(call, payload)?, None));
         }
         let delegate = |payloads: &[Payload], session: &Session, statuses, timeout| {
             let typed = self.downcast(&call, payloads);

@@ -194,6 +194,8 @@ impl<'a> Checkpoint<'a> {
     /// # Errors
     /// - [`Error::WrongContext`]: called inside `run`, outside `merge_call`, or in an update.
     /// - [`Error::InvalidArgument`]: two components have the same name.
+    /// - [`Error::Failed`] of the kind `Usage`: the workers have trained alone since the last [outer
+    ///   step](crate::strategy::LocalSteps).
     /// - The errors of the components.
     pub fn writer(&self) -> Result<Writer> {
         self.collect(Writer::new())
@@ -202,6 +204,7 @@ impl<'a> Checkpoint<'a> {
     /// Adds the state of all components to a writer.
     fn collect(&self, mut writer: Writer) -> Result<Writer> {
         self.require(SAVE)?;
+        self.joint_strategy(SAVE)?.require_agreement(SAVE)?;
         self.parts.iter().try_for_each(|(name, part)| part.save(name, &mut writer))?;
         self.metadata.iter().for_each(|(key, value)| writer.metadata(key, value.clone()));
         Ok(writer)

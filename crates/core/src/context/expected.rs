@@ -200,6 +200,30 @@ impl ReplicaContext {
         Ok(root)
     }
 
+    /// Returns an error if some replica may still need gradients of collectives, which all workers compute together,
+    /// while each worker trains alone.
+    ///
+    /// # Errors
+    /// - [`Error::NotSupported`]: the strategy has [local steps](crate::strategy::LocalSteps) and several workers.
+    #[doc(hidden)]
+    pub fn require_own_graph(&self, operation: &'static str) -> Result<()> {
+        let strategy = self.strategy();
+        if strategy.local_steps().is_none()
+            || self.member().session().is_none()
+            || self.expected_gradients() == 0
+        {
+            return Ok(());
+        }
+        Err(Error::NotSupported {
+            operation,
+            strategy: strategy.extended().kind(),
+            what: "gradients of collectives, which all workers compute together, while each worker trains alone \
+                   (local_steps)",
+            advice: "detach what is passed to all_reduce or all_gather, use candle_nn's batch norm, whose statistics are \
+                     those of a replica, or leave out local_steps",
+        })
+    }
+
     fn orders(
         &self,
         mine: impl FnOnce() -> Order,
@@ -210,6 +234,7 @@ impl ReplicaContext {
             return Ok(Vec::new());
         }
         self.require_current("minimize")?;
+        self.require_own_graph("minimize")?;
         let detail = "one more loss or micro-batch, whose graph may contain collectives";
         let call = Fingerprint::new(Operation::Minimize, detail, at);
         member.all_gather(call, mine()).map_err(failure("minimize"))

@@ -1,6 +1,6 @@
 //! The start of a step on all workers.
 
-use crate::strategy::{StepTimes, Strategy, wire};
+use crate::strategy::{Alone, StepTimes, Strategy, alone_differently, wire};
 use crate::variables::Digest;
 use distribute_base::{Error, ErrorKind, Result};
 use distribute_cluster::{Fingerprint, Operation, Presence, ReplicaStatus, World};
@@ -47,7 +47,8 @@ impl Strategy {
         let variables = self.abort_peers_on_err(self.drift_digest())?;
         let (session, has_notice) = (group.next_number(RUN), self.notice().is_received());
         let times = self.take_step_times(group);
-        let mine = StartHeader { step: self.steps(), session, rows, variables, has_notice, waiting, times };
+        let (step, alone) = (self.steps(), self.alone());
+        let mine = StartHeader { step, session, rows, variables, has_notice, waiting, times, alone };
         let call = || Fingerprint::new(Operation::Run, "", at);
         let headers =
             self.worker_call("run", call, |mut calling| calling.all_gather_bytes(wire::encode(&mine)))?;
@@ -58,6 +59,10 @@ impl Strategy {
         if all.iter().any(|start| start.step != latest) {
             self.store_steps(latest);
             return Err(Error::failed(ErrorKind::Disagreement, "run", differ(&all, latest)));
+        }
+        let alone: Vec<_> = all.iter().map(|start| start.alone).collect();
+        if let Some(error) = alone_differently("run", &alone) {
+            return Err(error);
         }
         let variables: Vec<_> = all.iter().map(|start| start.variables).collect();
         self.require_no_drift(&variables, at)?;
@@ -118,6 +123,8 @@ struct StartHeader {
     waiting: usize,
     /// The times of the worker since its previous step began.
     times: StepTimes,
+    /// The local steps of the worker; `None` in lock step.
+    alone: Option<Alone>,
 }
 
 fn differ(all: &[StartHeader], latest: u64) -> String {

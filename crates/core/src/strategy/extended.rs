@@ -1,7 +1,7 @@
 //! [`StrategyExtended`], the trait that authors of strategies implement.
 
 use super::threads::unpinned;
-use super::{CommunicationOptions, CrossDeviceOps, Strategy, Threads, VariablePlacement};
+use super::{CommunicationOptions, CrossDeviceOps, LocalSteps, Strategy, Threads, VariablePlacement};
 use distribute_base::{DeviceName, Error, Result};
 use distribute_cluster::deadline::DEFAULT_TIMEOUT;
 use distribute_cluster::resolver::ClusterResolver;
@@ -176,6 +176,12 @@ pub trait StrategyExtended: Debug + Send + Sync + 'static {
     /// change the gradients of each replica as if they were sent, even if there is only one worker.
     fn compression(&self) -> Compression {
         Compression::None
+    }
+
+    /// Returns the steps that each worker of the [`group`](Self::group) trains alone before the workers agree on new
+    /// weights. With `None` (the default), the workers train in lock step. All workers must return the same.
+    fn local_steps(&self) -> Option<LocalSteps> {
+        None
     }
 
     /// Returns the algorithm that combines values across devices. With `None` (the default), the replicas'

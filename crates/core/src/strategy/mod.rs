@@ -9,6 +9,7 @@
 //! | `workers`, `cross_worker`, `agreement` | communication with other workers; combining values; sharing results and errors |
 //! | `wire`, `differences` | records that workers exchange; comparing the workers' settings |
 //! | `rejoin`, `departure`, `notice` | re-forming the group; which workers exit after a notice; the notice |
+//! | `local_steps` | steps that each worker trains alone |
 //! | `steps`, `step_stats` | the step counter; results of steps, for monitoring |
 //! | `step_times`, `stragglers` | the time of each worker's steps; which worker makes the others wait, and why |
 //! | `extensions` | state that modules above this one store with a strategy |
@@ -25,6 +26,7 @@ mod devices;
 mod differences;
 mod extended;
 mod extensions;
+mod local_steps;
 mod notice;
 mod rejoin;
 mod step_stats;
@@ -44,6 +46,9 @@ pub use devices::{check_count, resolve};
 pub use differences::Settings;
 pub use differences::differences;
 pub use differences::digest;
+pub(crate) use local_steps::{Alone, alone_differently};
+#[doc(inline)]
+pub use local_steps::{LocalSteps, Outer};
 pub use notice::{Notice, NoticeDecision};
 
 pub use distribute_base::DeviceKind;
@@ -115,6 +120,10 @@ struct Inner {
     /// The times of steps, with several workers.
     step_meter: StepMeter,
     updates: Mutex<Updates>,
+    /// The steps that each worker trains alone; `None` in lock step.
+    local_steps: Option<LocalSteps>,
+    /// The number of local steps since the workers last agreed on their weights, of all optimizers together.
+    apart: AtomicU64,
     optimizers: AtomicU64,
     precision: Mutex<MixedPrecision>,
     /// The number of variables that have been created so far.
@@ -157,6 +166,7 @@ impl Strategy {
         let has_devices = extended.worker_devices().iter().any(|device| device.has_separate_memory());
         crate::init::prepare(replicas);
         let (steps, step_stats, optimizers, precision, created, extensions) = Default::default();
+        let local_steps = extended.local_steps().filter(|local| !local.is_lock_step());
         let may_continue = extended.group().is_some_and(|group| group.generation() > 1);
         let strategy = Self(Arc::new(Inner {
             extended: Box::new(extended),
@@ -166,6 +176,8 @@ impl Strategy {
             step_stats,
             step_meter: StepMeter::default(),
             updates: Mutex::default(),
+            local_steps,
+            apart: AtomicU64::new(0),
             optimizers,
             precision,
             created,

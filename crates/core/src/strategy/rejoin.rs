@@ -29,7 +29,8 @@ impl Strategy {
     }
 
     /// Records that the program wrote to a variable that is equal on all workers. All workers must make this call.
-    pub(crate) fn record_write(&self) {
+    #[doc(hidden)]
+    pub fn record_write(&self) {
         lock(&self.0.updates).record_write(self.0.optimizers.load(Ordering::Relaxed));
     }
 

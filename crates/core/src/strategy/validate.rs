@@ -23,7 +23,15 @@ pub(super) fn check(extended: &dyn StrategyExtended) -> Result<()> {
         timeout: extended.timeout(),
         options: extended.communication_options(),
     };
-    if let Some(reason) = claims.contradiction() {
+    let local = extended.local_steps().filter(|local| !local.is_lock_step()).and_then(|local| {
+        local.contradiction(
+            extended.compression(),
+            claims.world,
+            extended.elastic().is_some(),
+            claims.servers.is_some(),
+        )
+    });
+    if let Some(reason) = claims.contradiction().or_else(|| Some(format!("has {}", local?))) {
         return Err(Error::invalid("Strategy::new", format!("{} {reason}", extended.kind())));
     }
     extended.cross_device_ops().map_or(Ok(()), |ops| ops.check(extended.worker_devices()))

@@ -37,7 +37,16 @@ pub(crate) fn find_differences(
     if !needs_exchange(headers) {
         return Ok(None);
     }
-    let records = calling.all_gather_bytes(wire::encode(&mine()))?;
+    exchange_settings(calling, &mine())
+}
+
+/// Exchanges settings. Returns a message with the differences, or `None` if there are none. The result is the same on
+/// all workers.
+pub(crate) fn exchange_settings(
+    calling: &mut GroupCall<'_>,
+    mine: &Settings,
+) -> Result<Option<String>, Failure> {
+    let records = calling.all_gather_bytes(wire::encode(mine))?;
     // Settings that cannot be read differ from all others.
     let all: Vec<Settings> = records
         .iter()

@@ -6,6 +6,7 @@ use crate::checks::not_finite::{self, NotFinite};
 use crate::checks::{batch_norm, pending_losses::StepLoss};
 use crate::header::{GradientKind, StepHeader};
 use crate::progress::{Incomplete, busy_error};
+use crate::rate;
 use crate::step::gather::GatheredStep;
 use crate::step::{StepContext, agreement};
 use crate::sync::StepSync;
@@ -91,11 +92,16 @@ impl Inner {
         if let Some(differences) = gathered.differences() {
             return Err(agreement::differences_error(operation, differences));
         }
-        if !self.settings_compared.load(Ordering::Relaxed) {
+        // After local steps, workers compare their settings in the outer step.
+        if !self.settings_compared.load(Ordering::Relaxed) && self.local.is_none() {
             self.settings_compared.store(true, Ordering::Relaxed);
         }
         let examples = StepHeader::examples(all);
         let Some(first) = all.iter().find(|c| c.weighting.examples() != Some(0)) else {
+            if self.local.is_some() && self.parameters.strategy.world().is_multi_worker() {
+                // The other workers may have examples.
+                return Ok(self.decide_empty());
+            }
             return Err(Error::invalid(
                 operation,
                 "no replica has an example; a global batch needs at least one",
@@ -134,6 +140,19 @@ impl Inner {
         let loss = all.iter().map(|c| c.loss).sum::<f64>() / examples;
         self.parameters.strategy.step_stats().record_step(examples, is_read.then_some(loss));
         Ok(StepDecision { action, loss, dtype: first.dtype, examples, finished, learning_rate, unscale })
+    }
+
+    /// Decides about a step of this worker alone, which has no examples: it changes nothing.
+    fn decide_empty(&self) -> StepDecision {
+        StepDecision {
+            action: StepAction::Skip,
+            loss: f64::NAN,
+            dtype: DType::F32,
+            examples: 0.,
+            finished: self.finished_steps(),
+            learning_rate: 0.,
+            unscale: 1.,
+        }
     }
 
     /// Adds the loss of an applied step whose loss has not been read yet. Some pending losses may be read during this
@@ -191,15 +210,7 @@ impl Inner {
             .iter()
             .map(|worker| worker.learning_rate.clone().map_err(Error::Shared))
             .collect::<Result<_>>()?;
-        if rates.iter().any(|rate| rate.to_bits() != rates[0].to_bits()) {
-            let rates: Vec<_> = rates.iter().map(ToString::to_string).collect();
-            let reason = format!(
-                "the workers have different learning rates ({}, by worker): set the same on all, or give all of them the same \
-                 schedule",
-                rates.join(", ")
-            );
-            return Err(Error::invalid(operation, reason));
-        }
+        rate::require_same(operation, &rates)?;
         if workers.iter().any(|worker| worker.loss_scale != first.loss_scale) {
             let scales: Vec<_> =
                 workers.iter().map(|worker| worker.loss_scale.unwrap_or(1.).to_string()).collect();

@@ -1,7 +1,7 @@
 //! The exchange of headers, after which every replica has the headers of all replicas.
 
 use crate::Inner;
-use crate::header::{self, StepHeader};
+use crate::header::{self, OuterHeader, StepHeader};
 use crate::parameters::Parameters;
 use crate::rate::Rate;
 use crate::step::agreement;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 pub(crate) struct GatheredStep {
     /// The contributions of this process's replicas.
     pub(crate) mine: Vec<Arc<ReplicaGradients>>,
-    /// The headers of the replicas of all workers; `None` if there are no other workers.
+    /// The headers of the replicas of all workers; `None` if there are no other workers, or in a local step.
     all: Option<Arc<Gathered>>,
 }
 
@@ -31,7 +31,7 @@ enum Gathered {
 }
 
 impl Inner {
-    /// Exchanges headers between all replicas of all workers.
+    /// Exchanges headers between all replicas of all workers or, in a local step, of this worker.
     ///
     /// # Errors
     /// - The same error on all replicas: a replica fails, times out or makes a different call.
@@ -90,6 +90,17 @@ fn exchange(
 }
 
 impl GatheredStep {
+    /// Returns `true` if the step has only the replicas of this process.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.all.is_none()
+    }
+
+    /// Returns the facts that workers compare in the outer step at the end of this step; `None` if there is no such
+    /// step.
+    pub(crate) fn outer(&self) -> Option<OuterHeader> {
+        self.mine.first()?.outer
+    }
+
     /// Returns a description of the differences between the workers' settings; `None` if there are none.
     pub(crate) fn differences(&self) -> Option<&str> {
         match self.all.as_deref() {

@@ -46,6 +46,7 @@ use candle_core::{Device, Tensor};
 use distribute_base::internal::to_device;
 use distribute_base::{Error, Result};
 use distribute_cluster::{Fingerprint, Operation};
+use distribute_collective::threads::Member;
 use distribute_core::ReplicaContext;
 use distribute_core::internal::failure;
 use std::panic::Location;
@@ -62,7 +63,8 @@ pub(crate) struct StepContext<'a> {
 impl StepContext<'_> {
     /// Returns the gradients of this process's replicas, with their weights in the sum over all replicas.
     fn weighted(&self, weights: &[f64]) -> Vec<Weighted<'_>> {
-        let first = self.sync.member.replica() - self.sync.member.rank();
+        let member = self.sync.member;
+        let first = if self.gathered.is_alone() { 0 } else { member.replica() - member.rank() };
         let gradients = self.gathered.mine.iter().map(|of| of.gradients.as_slice());
         weights.iter().skip(first).copied().zip(gradients).collect()
     }
@@ -78,15 +80,26 @@ impl Inner {
         at: &'static Location<'static>,
     ) -> Result<Tensor> {
         let _update = tracing::trace_span!("update").entered();
-        let (member, copies) = (ctx.member(), self.backend.copies(self));
+        let local = self.local.as_ref().map(|local| (local, ctx.member().without_group()));
+        let (member, copies) =
+            (local.as_ref().map_or(ctx.member(), |(_, own)| own), self.backend.copies(self));
         let mut log = StepLog::new(ctx, operation, mine.stale.take());
         let fingerprint = Fingerprint::new(Operation::Minimize, self.detail(mine.weighting), at);
 
-        let mine = self.contribute(ctx, operation, mine, &copies)?;
+        let mut mine = self.contribute(ctx, member, operation, mine, &copies)?;
+        if let Some((local, own)) = &local
+            && own.rank() == 0
+        {
+            mine.outer = local.begin(self, operation)?;
+        }
         let pending = mine.pending_loss()?;
         let gathered = self.gather(member, &fingerprint, mine).map_err(failure(operation))?;
         let sync = &StepSync { member, fingerprint: &fingerprint };
-        let mut made = self.decide_and_apply(&mut log, StepContext { sync, gathered, copies: &copies });
+        let step = StepContext { sync, gathered, copies: &copies };
+        let mut made = match &local {
+            None => self.decide_and_apply(&mut log, step),
+            Some((local, _)) => local.step(self, ctx.member(), &mut log, step),
+        };
 
         if let (Ok(decision), Some(loss)) = (&made, &pending)
             && let Err(error) = self.record_pending_loss(&mut log, decision.finished + 1, loss.clone())
@@ -102,11 +115,12 @@ impl Inner {
     fn contribute(
         &self,
         ctx: &ReplicaContext,
+        member: &Member,
         operation: &'static str,
         mine: ReplicaLosses,
         copies: &Copies<'_>,
     ) -> Result<ReplicaGradients> {
-        let (member, early) = (ctx.member(), mine.early);
+        let early = mine.early;
         let on_device = self.backend.gradients_on_device(self, copies, ctx.local_replica());
         let mut mine = ReplicaGradients::new(self, mine, &on_device)?;
         mine.header.rows = ctx.rows().map(|rows| rows.len());
@@ -121,7 +135,7 @@ impl Inner {
     }
 
     /// Decides about the step, exchanges gradients, reduces and updates. All headers must have been exchanged.
-    fn decide_and_apply(&self, log: &mut StepLog, step: StepContext<'_>) -> Result<StepDecision> {
+    pub(crate) fn decide_and_apply(&self, log: &mut StepLog, step: StepContext<'_>) -> Result<StepDecision> {
         if self.needs_complete_gradients() {
             return self.apply_in_parts(log, step);
         }

@@ -6,7 +6,7 @@
 
 use crate::checks::finite::all_finite;
 use crate::gradients::Gradient;
-use crate::header::{EarlyGradients, GradientKind, StepHeader};
+use crate::header::{EarlyGradients, GradientKind, OuterHeader, StepHeader};
 use crate::parameters::Parameters;
 use crate::step::backward::{self, ReplicaLosses};
 use crate::update::devices;
@@ -25,6 +25,9 @@ pub(crate) struct ReplicaGradients {
     pub(crate) gradients: Vec<Option<ReplicaGradient>>,
     /// The mean losses on a device, each with its number of examples; `None` after they have been read into the header.
     pending: Option<Vec<(Tensor, usize)>>,
+    /// The facts that workers compare in the outer step at the end of this step, on replica 0; `None` if there is no
+    /// such step.
+    pub(crate) outer: Option<OuterHeader>,
 }
 
 impl ReplicaGradients {
@@ -36,7 +39,7 @@ impl ReplicaGradients {
         let parameters = &*optimizer.parameters;
         let found = gradients.into_checked(parameters)?;
         let header = StepHeader::new(weighting, dtype, found.len());
-        let mut made = Self { header, gradients: Vec::new(), pending: Some(losses) };
+        let mut made = Self { header, gradients: Vec::new(), pending: Some(losses), outer: None };
         let (stays, looks) = (on_device.iter().any(Option::is_some), optimizer.checks_gradients());
         // The mean over several replicas is computed on the host.
         if !stays || looks || parameters.strategy.world().replicas() > 1 {
@@ -76,7 +79,8 @@ impl ReplicaGradients {
     /// Returns the same contribution, with all gradients and losses on the host. Waits for the device.
     pub(crate) fn to_host(&self, parameters: &Parameters) -> Result<Self> {
         let gradients = devices::to_host(parameters, &self.gradients)?;
-        let mut made = Self { header: self.header.clone(), gradients, pending: self.pending.clone() };
+        let (header, pending) = (self.header.clone(), self.pending.clone());
+        let mut made = Self { header, gradients, pending, outer: self.outer };
         made.read_losses()?;
         Ok(made)
     }

@@ -2,17 +2,17 @@
 
 use super::elastic::Elastic;
 use super::join::JoinSettings;
+use super::local_steps;
 use super::logical::{largest_share, require_no_feedback};
 use super::table_options::{TableHosts, TableOptions};
-use super::tables::{ServerSettings, ServiceSettings, shared_tables};
+use super::tables::{ServerSettings, ServiceSettings, server_settings, shared_tables};
 use super::{MultiWorker, cpus};
 use distribute_base::{Error, Result};
-use distribute_cluster::deadline::DEFAULT_TIMEOUT;
 use distribute_cluster::resolver::{self, ClusterResolver};
-use distribute_cluster::{ClusterError, ClusterSpec, Job, ReplicaCount, Task, World};
+use distribute_cluster::{ClusterError, Job, ReplicaCount, World};
 use distribute_collective::group::Group;
 use distribute_core::internal::{CHECK_DRIFT_EVERY, check_count, prepare, resolve, warn_single};
-use distribute_core::strategy::Compression;
+use distribute_core::strategy::{Compression, LocalSteps};
 use distribute_core::{CommunicationImplementation, CommunicationOptions, Strategy};
 use distribute_net::{Credentials, SharedMemory};
 use std::time::Duration;
@@ -47,6 +47,7 @@ pub struct MultiWorkerMirroredStrategyBuilder {
     shared_memory: SharedMemory,
     check_drift_every: Option<u64>,
     compression: Compression,
+    pub(super) local_steps: Option<LocalSteps>,
     min_workers: Option<usize>,
     shrink_after: Option<Duration>,
     tables: TableOptions,
@@ -62,6 +63,7 @@ impl std::fmt::Debug for MultiWorkerMirroredStrategyBuilder {
             .field("devices", &self.devices)
             .field("options", &self.options)
             .field("compression", &self.compression)
+            .field("local_steps", &self.local_steps)
             .field("min_workers", &self.min_workers)
             .field("tables", &self.tables)
             .finish_non_exhaustive()
@@ -302,12 +304,13 @@ impl MultiWorkerMirroredStrategyBuilder {
     /// Returns a builder with the same settings for a worker of a group, without those of the cluster and of
     /// connections.
     pub(super) fn of_group(&self, group: Group, servers: Option<ServerSettings>) -> Self {
-        let Self { options, check_drift_every, compression, tables, .. } = *self;
+        let Self { options, check_drift_every, compression, local_steps, tables, .. } = *self;
         Self {
             group: Some(group),
             options,
             check_drift_every,
             compression,
+            local_steps,
             tables,
             servers,
             ..Self::default()
@@ -326,8 +329,8 @@ impl MultiWorkerMirroredStrategyBuilder {
     /// - [`Error::InvalidArgument`]: there are no replicas, the numbers of devices and replicas differ, logical
     ///   replicas are combined with one of them, or the cluster has fewer workers than the minimum; a group is combined
     ///   with a cluster resolver, an option for connections, a minimum number of workers, or a different number of
-    ///   replicas; an option of [`CommunicationOptions`] is out of range; or tables are stored on workers that may be
-    ///   missing.
+    ///   replicas; an option of [`CommunicationOptions`] is out of range; tables are stored on workers that may be
+    ///   missing; or [local steps](Self::local_steps) are out of range or do not combine with another setting.
     /// - [`Error::Failed`]: the parameter servers that store tables cannot be reached.
     /// - [`Error::Worker`], [`Error::Collective`], [`Error::Server`]: a worker cannot offer its share of tables, cannot
     ///   reach the servers or the shares of the others, or does not build a strategy with the same tables.
@@ -387,13 +390,17 @@ impl MultiWorkerMirroredStrategyBuilder {
             }
             prepare(replicas);
             warn_single::suppress();
+            let (compression, has_tables) = (self.compression, self.tables.hosts != TableHosts::Mirrored);
+            let local_steps =
+                local_steps::checked(self.local_steps, compression, group.world(), false, has_tables)?;
             let settings = (ServiceSettings::default(), self.servers);
             let tables = shared_tables(Some(&group), self.tables, settings, options.timeout)?;
             let devices = devices.map_or_else(|| cpus(replicas), Ok)?;
             let worker = MultiWorker::new(devices, Some(group), options)?;
             return Strategy::new(MultiWorker {
                 check_drift_every,
-                compression: self.compression,
+                compression,
+                local_steps,
                 tables,
                 table_options: self.tables,
                 ..worker
@@ -421,6 +428,13 @@ impl MultiWorkerMirroredStrategyBuilder {
                           DISTRIBUTE_MIN_WORKERS, or leave out tables";
             return Err(Error::invalid(OPERATION, reason));
         }
+        let local_steps = local_steps::checked(
+            self.local_steps,
+            self.compression,
+            world,
+            elastic.min_workers < world.workers(),
+            self.tables.hosts != TableHosts::Mirrored,
+        )?;
         let replicas = largest_share(world, elastic.min_workers);
         let devices = devices.map_or_else(|| cpus(replicas), Ok)?;
         // Before threads are started.
@@ -461,23 +475,10 @@ impl MultiWorkerMirroredStrategyBuilder {
             joining,
             check_drift_every,
             compression: self.compression,
+            local_steps,
             tables,
             table_options: self.tables,
             ..worker
         })
     }
-}
-
-/// Returns the settings with which a task uses the parameter servers of its cluster.
-fn server_settings(
-    (cluster, task): (ClusterSpec, Task),
-    job: &Option<String>,
-    credentials: &Credentials,
-    join_timeout: Option<Duration>,
-) -> ServerSettings {
-    let credentials = match job {
-        Some(job) => credentials.clone().job(job.clone()),
-        None => credentials.clone(),
-    };
-    ServerSettings { cluster, task, credentials, patience: join_timeout.unwrap_or(DEFAULT_TIMEOUT) }
 }

@@ -5,6 +5,7 @@
 //! | `builder` | workers that are processes: their settings, and how they find each other |
 //! | `join` | the rendezvous, at the start and after a failure |
 //! | `elastic` | the minimum number of workers in elastic training |
+//! | `local_steps` | steps that each worker trains alone |
 //! | `logical` | logical replicas, which the workers share |
 //! | `on_threads` | workers that are threads of one process |
 //! | `table_options`, `tables` | the location of tables; tables that the workers store together |
@@ -12,6 +13,7 @@
 mod builder;
 mod elastic;
 mod join;
+mod local_steps;
 mod logical;
 mod on_threads;
 mod table_options;
@@ -24,7 +26,7 @@ use distribute_base::{DeviceName, Result};
 use distribute_cluster::resolver::ClusterResolver;
 use distribute_collective::group::Group;
 use distribute_core::internal::CHECK_DRIFT_EVERY;
-use distribute_core::strategy::Compression;
+use distribute_core::strategy::{Compression, LocalSteps};
 use distribute_core::{CommunicationOptions, Strategy, StrategyExtended, Threads, VariablePlacement};
 use distribute_ps_client::{ParameterServers, RowFormat};
 use join::JoinSettings;
@@ -48,6 +50,8 @@ struct MultiWorker {
     joining: Option<JoinSettings>,
     check_drift_every: u64,
     compression: Compression,
+    /// The steps that each worker trains alone; `None` in lock step.
+    local_steps: Option<LocalSteps>,
     /// The tables that the workers store together; `None` if each worker has a copy of each table.
     tables: Option<SharedTables>,
     table_options: TableOptions,
@@ -67,6 +71,7 @@ impl MultiWorker {
             joining: None,
             check_drift_every: CHECK_DRIFT_EVERY,
             compression: Compression::None,
+            local_steps: None,
             tables: None,
             table_options: TableOptions::default(),
         })
@@ -127,6 +132,9 @@ impl StrategyExtended for MultiWorker {
     }
     fn compression(&self) -> Compression {
         self.compression
+    }
+    fn local_steps(&self) -> Option<LocalSteps> {
+        self.local_steps
     }
     fn threads(&self) -> Option<&Threads> {
         None

@@ -54,6 +54,20 @@ pub(super) struct ServerSettings {
     pub patience: Duration,
 }
 
+/// Returns the settings with which a task uses the parameter servers of its cluster.
+pub(super) fn server_settings(
+    (cluster, task): (ClusterSpec, Task),
+    job: &Option<String>,
+    credentials: &Credentials,
+    join_timeout: Option<Duration>,
+) -> ServerSettings {
+    let credentials = match job {
+        Some(job) => credentials.clone().job(job.clone()),
+        None => credentials.clone(),
+    };
+    ServerSettings { cluster, task, credentials, patience: join_timeout.unwrap_or(DEFAULT_TIMEOUT) }
+}
+
 impl SharedTables {
     /// Starts this worker's service, and connects to those of the others. All workers must make this call.
     ///

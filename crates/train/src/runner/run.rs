@@ -10,12 +10,13 @@ use crate::training::Training;
 use candle_core::Tensor;
 use distribute_base::{Error, Result};
 use distribute_core::{
-    Checkpoint, DistributedDataset, DistributedIterator, PerReplica, Replicated, Strategy,
+    Checkpoint, DistributedDataset, DistributedIterator, PerReplica, ReplicaContext, Replicated, Strategy,
 };
 use distribute_data::Cardinality;
 use distribute_optim::Rule;
 use distribute_optimizer::Optimizer;
-use distribute_tensor::Nest;
+use distribute_tensor::{Nest, ReduceOp};
+use std::cell::Cell;
 use std::ops::ControlFlow;
 use std::panic::Location;
 
@@ -46,6 +47,9 @@ impl Phase {
 /// With [`Trainer::backup`], another call resumes an interrupted run after its last backup, and returns the same
 /// history as a run without interruption. A run that is already complete is not repeated. All workers must make
 /// this call together.
+///
+/// With [local steps](distribute_core::strategy::LocalSteps), workers make an outer step at the end of each epoch, and
+/// backups are saved after the next outer step. Losses of steps are those of all workers, which exchange them.
 ///
 /// Independent workers (`between_graph::AsyncWorkerStrategy`) make this call at their own pace. Each has its own
 /// global batches, history and early stopping.
@@ -147,6 +151,7 @@ where
         validation,
         progress,
         backup,
+        backup_due: Cell::new(false),
         best,
         notice,
         steps,
@@ -180,6 +185,8 @@ struct Epochs<'a, M, R: Rule, B, L> {
     validation: Option<&'a DistributedDataset<B>>,
     progress: &'a Progress,
     backup: Option<Backup<'a>>,
+    /// Whether a backup is due after the next outer step.
+    backup_due: Cell<bool>,
     best: Option<Best<'a>>,
     notice: Option<Preemption>,
     /// The number of steps in an epoch, if it is known.
@@ -289,10 +296,16 @@ where
             let made = Step { epoch, step, loss };
             self.call(&history, |callback, context| callback.on_step(context, &made))?;
             let steps = self.progress.steps();
-            if let Some(backup) = &self.backup
-                && self.trainer.backup_every.is_some_and(|every| steps.is_multiple_of(every))
+            if self.trainer.backup_every.is_some_and(|every| steps.is_multiple_of(every)) {
+                self.backup_due.set(true);
+            }
+            // During local steps, there is no state of all workers.
+            if self.backup_due.get()
+                && !self.strategy.is_apart()
+                && let Some(backup) = &self.backup
             {
                 backup.save(false)?;
+                self.backup_due.set(false);
             }
             if self.save_on_notice()? {
                 return Ok(ControlFlow::Break(()));
@@ -309,9 +322,13 @@ where
     fn step(&self, batch: PerReplica<B>) -> Result<f64> {
         let Self { strategy, model, optimizer, progress, loss, at, .. } = *self;
         let first = strategy.world().local_replicas().next();
+        let is_local = strategy.local_steps().is_some();
         let losses = strategy.run((model, batch), |ctx, (model, batch)| {
             let (loss, examples) = loss(model, batch, Phase::Training)?;
+            // A local step returns only the loss of this worker.
+            let of_all = if is_local { Some(loss_of_all(ctx, &loss, examples)?) } else { None };
             let loss = scalar(&optimizer.minimize_at(ctx, loss, examples, at)?)?;
+            let loss = of_all.unwrap_or(loss);
             // Counted with the update, not after the step: if a worker fails between the two, both were made.
             if Some(ctx.replica_id_in_sync_group()) == first {
                 progress.record_step(loss, optimizer.constant_learning_rate());
@@ -326,6 +343,9 @@ where
     /// must exit.
     #[track_caller]
     fn finish(&self, epoch: usize, epochs: usize) -> Result<ControlFlow<()>> {
+        // What is validated and saved are the weights of all workers.
+        self.optimizer.finish_local_steps()?;
+        self.backup_due.set(false);
         let validates = (epoch + 1).is_multiple_of(self.trainer.validate_every.unwrap_or(1));
         let validation = self.validation.filter(|_| validates);
         let (_, steps) = self.progress.position();
@@ -385,7 +405,16 @@ where
         if !notice.requested() {
             return Ok(false);
         }
+        self.optimizer.finish_local_steps()?;
         notice.save(&backup.parts, &backup.manager)?;
         Ok(true)
     }
+}
+
+/// Returns the mean loss over the examples of all workers.
+fn loss_of_all(ctx: &ReplicaContext, loss: &Tensor, examples: usize) -> Result<f64> {
+    // The mean over no examples may be NaN.
+    let sum = if examples == 0 { 0. } else { scalar(&loss.detach())? * examples as f64 };
+    let (sum, examples) = ctx.all_reduce(ReduceOp::Sum, (sum, examples as f64))?;
+    Ok(sum / examples)
 }

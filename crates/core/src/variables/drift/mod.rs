@@ -15,7 +15,8 @@
 
 // - **INV-37** Variables that have to be the same on all workers are compared between them, each within a number of
 //   steps, at a time when no thread writes them. If one differs, no step begins, and all workers get one error that
-//   names it. Tests: `variables/drift/plan.rs`, `clusters/multi_worker/drift.rs`.
+//   names it. After local steps, they are compared when the workers have agreed. Tests: `variables/drift/plan.rs`,
+//   `clusters/multi_worker/drift.rs`, `multi_worker/local_steps/failures.rs`.
 
 mod decide;
 mod plan;
@@ -144,9 +145,14 @@ impl Strategy {
     pub(crate) fn drift_digest(&self) -> Result<Option<Digest>> {
         match self.extended().check_drift_every() {
             0 => Ok(None),
+            // Each worker has its own weights.
+            _ if self.is_apart() => Ok(None),
             every => {
+                // The workers compare after outer steps alone, and every element is compared within as many steps.
+                let apart = self.local_steps().map_or(1, |local| local.steps).max(1);
+                let (number, every) = (self.steps() / apart, every.div_ceil(apart));
                 let _compare = tracing::trace_span!("compare").entered();
-                self.extension::<DriftCheck>().digest(self.steps(), every).map(Some)
+                self.extension::<DriftCheck>().digest(number, every).map(Some)
             }
         }
     }

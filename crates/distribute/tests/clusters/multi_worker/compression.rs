@@ -177,8 +177,8 @@ impl Transport for Counting {
     }
 }
 
-/// Returns the number of bytes that all workers together send in a step, after the first two.
-fn bytes_of_a_step(form: Compression, workers: usize, replicas: usize, by_row: bool) -> usize {
+/// Returns groups whose workers are linked by memory, and the number of bytes that all of them together have sent.
+pub(super) fn counting_groups(workers: usize, replicas: usize) -> (Vec<Group>, Arc<AtomicUsize>) {
     let bytes = Arc::new(AtomicUsize::new(0));
     let inboxes: Vec<_> = (0..workers).map(|_| Inbox::new(workers)).collect();
     let receivers = inboxes.iter().map(|inbox| Arc::new(inbox.clone()) as Arc<dyn Receiver>).collect();
@@ -187,9 +187,15 @@ fn bytes_of_a_step(form: Compression, workers: usize, replicas: usize, by_row: b
             let world = distribute::cluster::World::new(workers, worker, replicas).unwrap();
             Group::new(world, Arc::new(Counting { inner, bytes: bytes.clone() }), inbox)
         });
+    (groups.collect(), bytes.clone())
+}
+
+/// Returns the number of bytes that all workers together send in a step, after the first two.
+fn bytes_of_a_step(form: Compression, workers: usize, replicas: usize, by_row: bool) -> usize {
+    let (groups, bytes) = counting_groups(workers, replicas);
     const STEPS: usize = 3;
     let counted = on_groups(
-        groups.collect(),
+        groups,
         |_| form,
         |strategy| {
             let model = strategy.replicate(|vb| {

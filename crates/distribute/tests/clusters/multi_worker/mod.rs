@@ -7,6 +7,7 @@ mod cross;
 mod drift;
 mod faults;
 mod input;
+mod local_steps;
 mod logical;
 mod preemption;
 mod programs;

@@ -10,6 +10,7 @@ mod ended;
 mod figures;
 mod job;
 mod leaving;
+mod local_steps;
 mod logical;
 mod matrix;
 mod other_programs;

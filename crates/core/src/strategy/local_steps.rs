@@ -1,0 +1,266 @@
+//! Steps that each worker trains alone, and the count of them since the workers last agreed on their weights.
+
+use super::{Compression, Strategy};
+use distribute_base::{Error, ErrorKind, Result};
+use distribute_cluster::{ReplicaCount, World};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+use std::sync::atomic::Ordering;
+
+/// The number of steps that each worker trains alone, and what the workers do after them.
+///
+/// Set it with
+/// [`local_steps`](https://docs.rs/distribute/latest/distribute/strategy/struct.MultiWorkerMirroredStrategyBuilder.html#method.local_steps).
+///
+/// ```
+/// # use distribute::prelude::*;
+/// use distribute::strategy::{LocalSteps, Outer};
+/// let diloco = LocalSteps { steps: 30, outer: Outer::Nesterov { learning_rate: 0.7, momentum: 0.9 } };
+/// assert_eq!(diloco.outer, "nesterov".parse().unwrap());
+/// assert!(LocalSteps { steps: 1, outer: Outer::Average }.is_lock_step());
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LocalSteps {
+    /// The number of steps of an optimizer from one outer step to the next, at least 1.
+    pub steps: u64,
+    /// The outer step.
+    pub outer: Outer,
+}
+
+/// The way in which workers agree on new weights after their local steps.
+#[doc(alias = "DiLoCo")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub enum Outer {
+    /// The new weights are the mean of the workers' weights.
+    #[default]
+    #[doc(alias = "FedAvg")]
+    Average,
+    /// DiLoCo: the weights before the local steps are updated by SGD with Nesterov momentum. The gradient is the mean,
+    /// over the workers, of the weights before the local steps minus the weights after them.
+    Nesterov {
+        /// The learning rate; 0.7 is usual.
+        learning_rate: f64,
+        /// The momentum, in [0, 1); 0.9 is usual.
+        momentum: f64,
+    },
+}
+
+impl LocalSteps {
+    /// Returns `true` for one step followed by an average. This is training in lock step: gradients are reduced over
+    /// all workers in each step, as without this setting.
+    pub fn is_lock_step(&self) -> bool {
+        *self == Self { steps: 1, outer: Outer::Average }
+    }
+
+    /// Returns the reason why local steps are not possible with these numbers or in this strategy; `None` if they are.
+    /// `world` is the world of the strategy's group.
+    pub fn contradiction(
+        &self,
+        compression: Compression,
+        world: Option<World>,
+        is_elastic: bool,
+        has_servers: bool,
+    ) -> Option<String> {
+        let Self { steps, outer } = self;
+        let fits = match outer {
+            Outer::Average => true,
+            Outer::Nesterov { learning_rate, momentum } => {
+                learning_rate.is_finite() && *learning_rate > 0. && (0. ..1.).contains(momentum)
+            }
+        };
+        if *steps == 0 {
+            Some("local_steps of 0 steps: use at least 1, which with Outer::Average is lock step".into())
+        } else if !fits {
+            Some(format!(
+                "local_steps with {outer:?}: the learning rate must be positive and finite, and the momentum in [0, 1)"
+            ))
+        } else if compression != Compression::None {
+            Some(format!(
+                "local_steps, so gradients are not sent to other workers, but also compression {compression} of gradients: \
+                 leave out one of the two"
+            ))
+        } else if has_servers {
+            Some(
+                "local_steps, but stores tables on workers or parameter servers, which all workers change in each step: \
+                 leave out tables or local_steps"
+                    .into(),
+            )
+        } else if is_elastic {
+            Some(
+                "local_steps, but workers may leave and join: the mean would be over other workers than those that have \
+                 trained; leave out min_workers and DISTRIBUTE_MIN_WORKERS, or local_steps"
+                    .into(),
+            )
+        } else if world.is_some_and(|world| matches!(world.count(), ReplicaCount::Total(_))) {
+            Some(
+                "local_steps, so the result depends on which worker trains with which rows, but logical_replicas promise \
+                 that it does not: use replicas, or leave out local_steps"
+                    .into(),
+            )
+        } else {
+            None
+        }
+    }
+}
+
+impl fmt::Display for Outer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Outer::Average => f.write_str("average"),
+            Outer::Nesterov { .. } => f.write_str("nesterov"),
+        }
+    }
+}
+
+/// Parses `average`, and `nesterov` with the learning rate 0.7 and the momentum 0.9.
+impl FromStr for Outer {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "average" => Ok(Outer::Average),
+            "nesterov" => Ok(Outer::Nesterov { learning_rate: 0.7, momentum: 0.9 }),
+            _ => Err(format!("{name:?} is not an outer step: use average or nesterov")),
+        }
+    }
+}
+
+/// The local steps of a worker when a step begins. They are equal on all workers.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Alone {
+    settings: LocalSteps,
+    /// The number of local steps since the workers last agreed, of all optimizers together.
+    since: u64,
+}
+
+impl Strategy {
+    /// Returns the local steps of this strategy's workers; `None` if the workers train in lock step.
+    pub fn local_steps(&self) -> Option<LocalSteps> {
+        self.0.local_steps
+    }
+
+    /// Returns `true` if this worker has trained alone since the workers last agreed on their weights.
+    #[doc(hidden)]
+    pub fn is_apart(&self) -> bool {
+        self.0.apart.load(Ordering::Relaxed) > 0
+    }
+
+    /// Records that the number of an optimizer's local steps since its last outer step has changed.
+    #[doc(hidden)]
+    pub fn record_local_steps(&self, before: u64, after: u64) {
+        self.0.apart.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
+    }
+
+    /// Returns an error if each worker has its own weights at the moment. Returns no error if there are no other
+    /// workers, or if this worker makes no calls with them.
+    ///
+    /// # Errors
+    /// - [`Error::Failed`] of the kind `Usage`: the workers have trained alone since the last outer step.
+    pub(crate) fn require_agreement(&self, operation: &'static str) -> Result<()> {
+        let Some(settings) = self.0.local_steps else { return Ok(()) };
+        if !self.is_apart() || self.group().is_none() {
+            return Ok(());
+        }
+        let (since, steps) = (self.0.apart.load(Ordering::Relaxed), settings.steps);
+        let reason = format!(
+            "each worker has trained alone for {since} steps since the last outer step, so there is no state of all \
+             workers: do this after an outer step (every {steps} steps of an optimizer), or call \
+             optimizer.finish_local_steps() on all workers before"
+        );
+        Err(Error::failed(ErrorKind::Usage, operation, reason))
+    }
+
+    /// Returns the local steps of this worker; `None` in lock step.
+    pub(crate) fn alone(&self) -> Option<Alone> {
+        let settings = self.0.local_steps?;
+        Some(Alone { settings, since: self.0.apart.load(Ordering::Relaxed) })
+    }
+}
+
+/// Returns the error for workers with different settings, or at different places within their local steps. Returns
+/// `None` if they do not differ.
+pub(crate) fn alone_differently(operation: &'static str, all: &[Option<Alone>]) -> Option<Error> {
+    let first = all.first()?;
+    let worker = all.iter().position(|alone| alone != first)?;
+    let settings = |alone: &Option<Alone>| alone.map(|alone| alone.settings);
+    let reason = if settings(&all[worker]) == settings(first) {
+        let since: Vec<_> = all.iter().flatten().map(|alone| alone.since.to_string()).collect();
+        format!(
+            "the workers have made different numbers of local steps since the last outer step ({}, by worker), because a \
+             step has failed on some of them: restore the last checkpoint on all workers",
+            since.join(", ")
+        )
+    } else {
+        let describe = |alone: &Option<Alone>| match settings(alone) {
+            Some(settings) => format!("{settings:?}"),
+            None => "none".to_owned(),
+        };
+        format!(
+            "worker {worker} has other local_steps than worker 0 ({}, and {}): set the same on all workers",
+            describe(&all[worker]),
+            describe(first)
+        )
+    };
+    Some(Error::failed(ErrorKind::Disagreement, operation, reason))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DILOCO: Outer = Outer::Nesterov { learning_rate: 0.7, momentum: 0.9 };
+
+    #[test]
+    fn one_step_and_an_average_are_lock_step() {
+        assert!(LocalSteps { steps: 1, outer: Outer::Average }.is_lock_step());
+        for (steps, outer) in [(1, DILOCO), (2, Outer::Average), (0, Outer::Average)] {
+            assert!(!LocalSteps { steps, outer }.is_lock_step());
+        }
+    }
+
+    #[test]
+    fn names_are_parsed() {
+        for outer in [Outer::Average, DILOCO] {
+            assert_eq!(outer.to_string().parse(), Ok(outer));
+        }
+        assert!("nesterow".parse::<Outer>().unwrap_err().contains("average or nesterov"));
+    }
+
+    #[test]
+    fn what_does_not_combine_is_named() {
+        let good = LocalSteps { steps: 3, outer: DILOCO };
+        let two = World::new(2, 0, 1).ok();
+        let none = Compression::None;
+        assert_eq!(good.contradiction(none, two, false, false), None);
+        assert_eq!(good.contradiction(none, None, false, false), None);
+        let with = |learning_rate, momentum| LocalSteps {
+            outer: Outer::Nesterov { learning_rate, momentum },
+            ..good
+        };
+        for (of, compression, world, elastic, servers, text) in [
+            (LocalSteps { steps: 0, ..good }, none, two, false, false, "at least 1"),
+            (with(0., 0.9), none, two, false, false, "must be positive"),
+            (with(f64::NAN, 0.9), none, two, false, false, "must be positive"),
+            (with(0.7, 1.), none, two, false, false, "in [0, 1)"),
+            (good, Compression::Bf16, two, false, false, "compression bf16"),
+            (good, none, two, true, false, "min_workers"),
+            (good, none, two, false, true, "tables"),
+            (good, none, World::logical(2, 0, 5).ok(), false, false, "logical_replicas"),
+        ] {
+            let found = of.contradiction(compression, world, elastic, servers).unwrap();
+            assert!(found.contains(text), "{text:?} is not in {found:?}");
+        }
+    }
+
+    #[test]
+    fn differences_between_workers_are_told() {
+        let settings = LocalSteps { steps: 3, outer: DILOCO };
+        let at = |since| Some(Alone { settings, since });
+        assert!(alone_differently("run", &[at(2), at(2), at(2)]).is_none());
+        assert!(alone_differently("run", &[None, None]).is_none());
+        let text = |all: &[Option<Alone>]| alone_differently("run", all).unwrap().to_string();
+        assert!(text(&[at(2), at(2), at(1)]).contains("(2, 2, 1, by worker)"));
+        assert!(text(&[at(2), None]).contains("worker 1 has other local_steps than worker 0 (none, and "));
+    }
+}

@@ -1,0 +1,207 @@
+//! Steps that fail on some workers, workers that are lost, weights that drift apart, and workers without examples.
+
+use super::{DILOCO, bits, local, loss, model, on, step_of, weights};
+use candle_core::{Device, Tensor};
+use candle_nn::Init;
+use distribute::data::Dataset;
+use distribute::strategy::{CommunicationOptions, LocalSteps, Outer};
+use distribute::{Adam, Error, ErrorKind, MultiWorkerMirroredStrategy, Result, Sgd, Strategy};
+use distribute_collective::group::local as groups;
+use distribute_testing::watched;
+use std::time::Duration;
+
+// INV-98
+#[test]
+fn a_step_that_fails_on_one_worker_before_the_outer_step_changes_nothing_on_any() {
+    watched(|| {
+        for world in [(2, 1), (3, 2)] {
+            for of in [local(3, Outer::Average), local(3, DILOCO), local(1, DILOCO)] {
+                let run = |fails: bool| {
+                    on(world, of, |strategy| {
+                        let model = model(strategy)?;
+                        let optimizer = Adam::new(&model.variables, 0.01)?;
+                        let last = strategy.world().workers() - 1;
+                        let is_last = strategy.world().worker() == last;
+                        let step = |number, fails: bool| {
+                            strategy.run(&model, |ctx, layers| {
+                                if fails && is_last {
+                                    return Err(Error::other("out of memory"));
+                                }
+                                step_of(ctx, &optimizer, layers, number, ctx.replica_id_in_sync_group())
+                            })
+                        };
+                        for number in 1..=6 {
+                            if fails && number % of.steps == 0 {
+                                let before = (bits(&weights(&model)?), optimizer.finished_steps());
+                                let error = step(number, true).unwrap_err();
+                                assert_eq!(error.kind() == ErrorKind::PeerFailed, !is_last, "{error}");
+                                let after = (bits(&weights(&model)?), optimizer.finished_steps());
+                                assert!(before == after, "{world:?}, {of:?}: {error}");
+                            }
+                            step(number, false)?;
+                        }
+                        let slot = optimizer.slot("a.weight", "v")?.flatten_all()?.to_vec1::<f32>()?;
+                        Ok((bits(&weights(&model)?), bits(&slot)))
+                    })
+                };
+                assert!(run(true) == run(false), "{world:?}, {of:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_local_step_that_fails_on_one_worker_is_an_error_of_all_in_the_next() {
+    let errors = watched(|| {
+        on((2, 2), local(3, DILOCO), |strategy| {
+            let model = model(strategy)?;
+            let optimizer = Adam::new(&model.variables, 0.01)?;
+            let is_last = strategy.world().worker() == 1;
+            let step = |fails: bool| {
+                strategy.run(&model, |ctx, layers| {
+                    if fails {
+                        return Err(Error::other("out of memory"));
+                    }
+                    step_of(ctx, &optimizer, layers, 1, ctx.replica_id_in_sync_group())
+                })
+            };
+            step(false)?;
+            assert_eq!(step(is_last).is_err(), is_last);
+            let error = step(false).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Disagreement, "{error}");
+            Ok(error)
+        })
+    });
+    crate::multi_worker::one_message(&errors, &["(2, 1, by worker)", "restore the last checkpoint"]);
+}
+
+#[test]
+fn a_lost_worker_is_an_error_of_the_others_in_the_next_step() {
+    watched(|| {
+        let options = CommunicationOptions { timeout: Some(Duration::from_secs(20)), ..Default::default() };
+        let builder = MultiWorkerMirroredStrategy::builder()
+            .communication_options(options)
+            .local_steps(local(4, DILOCO));
+        let errors = builder.on_threads(crate::multi_worker::links(3, 1), 3, |strategy| {
+            let model = model(strategy)?;
+            let optimizer = Adam::new(&model.variables, 0.01)?;
+            let steps = (1..=9).try_for_each(|number| {
+                if strategy.world().worker() == 2 && number == 6 {
+                    return Err(Error::other("exits"));
+                }
+                let made = strategy.run(&model, |ctx, layers| {
+                    step_of(ctx, &optimizer, layers, number, ctx.replica_id_in_sync_group())
+                });
+                made.map(drop)
+            });
+            Ok((strategy.steps(), steps.unwrap_err()))
+        });
+        let errors = errors.unwrap();
+        for (steps, error) in &errors[..2] {
+            assert_eq!((*steps, error.kind()), (5, ErrorKind::PeerFailed), "{error}");
+            assert!(error.to_string().contains("replica 2"), "{error}");
+        }
+    });
+}
+
+/// Returns the error of a step after one bit of a weight has changed on worker 1, if there is one.
+fn flipped(strategy: &Strategy, of: LocalSteps, after: u64) -> Result<Option<Error>> {
+    let model = model(strategy)?;
+    let optimizer = Adam::new(&model.variables, 0.01)?;
+    let step = |number| {
+        strategy.run(&model, |ctx, layers| {
+            step_of(ctx, &optimizer, layers, number, ctx.replica_id_in_sync_group())
+        })
+    };
+    for number in 1..=after {
+        step(number)?;
+    }
+    if strategy.world().worker() == 1 {
+        let mut values = weights(&model)?[..7].to_vec();
+        values[3] = f32::from_bits(values[3].to_bits() ^ 1);
+        let name = model.variables.names().into_iter().find(|name| name == "a.bias").unwrap();
+        model.variables.set(&name, &Tensor::from_vec(values, 7, &Device::Cpu)?)?;
+    }
+    for number in after + 1..=after + of.steps {
+        if let Err(error) = step(number) {
+            return Ok(Some(error));
+        }
+    }
+    Ok(None)
+}
+
+// INV-37
+#[test]
+fn weights_are_compared_after_outer_steps_alone() {
+    watched(|| {
+        for of in [local(2, Outer::Average), local(3, DILOCO)] {
+            let run = |after| {
+                let groups = groups::groups(crate::multi_worker::links(2, 1), 2, 1).unwrap();
+                std::thread::scope(|scope| {
+                    let start = |group| {
+                        scope.spawn(move || {
+                            let builder = MultiWorkerMirroredStrategy::builder().group(group);
+                            let strategy = builder.local_steps(of).check_drift_every(1).build().unwrap();
+                            flipped(&strategy, of, after).unwrap()
+                        })
+                    };
+                    let threads: Vec<_> = groups.into_iter().map(start).collect();
+                    threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+                })
+            };
+            let errors: Vec<_> = run(of.steps).into_iter().map(Option::unwrap).collect();
+            let text = crate::multi_worker::one_message(&errors, &["a.bias", "worker 1"]);
+            assert!(matches!(errors[0], Error::Drift { .. }), "{text}");
+            assert!(run(of.steps + 1).iter().all(Option::is_none), "the workers agree afterwards");
+        }
+    });
+}
+
+#[test]
+fn a_worker_without_examples_keeps_its_weights_until_the_outer_step() {
+    watched(|| {
+        let found = on((2, 1), local(2, Outer::Average), |strategy| {
+            let model = strategy.replicate(|vb| vb.get_with_hints((), "w", Init::Const(0.)))?;
+            let optimizer = Sgd::new(&model.variables, 1.)?;
+            // The second batch has one row, which worker 0 gets.
+            let rows = Dataset::from_slices(Tensor::new(&[1f32, 2., 4.], &Device::Cpu)?)?.batch(2);
+            let mut all = Vec::new();
+            for batch in &strategy.distribute_dataset(rows)? {
+                let losses = strategy.run((&model, batch?), |ctx, (w, x)| {
+                    let n = x.dim(0)?;
+                    if n == 0 {
+                        return optimizer.skip(ctx);
+                    }
+                    optimizer.minimize(ctx, x.broadcast_mul(w)?.mean_all()?.neg()?, n)
+                })?;
+                let loss = losses.values()[0].to_dtype(candle_core::DType::F32)?.to_scalar::<f32>()?;
+                all.push((model.variables.get("w")?.to_scalar::<f32>()?, loss.is_nan()));
+            }
+            Ok((all, optimizer.finished_steps()))
+        });
+        // Worker 0 goes to 1 and 5, worker 1 stays at 2.
+        assert_eq!(found, [(vec![(1., false), (3.5, false)], 2), (vec![(2., false), (3.5, true)], 1)]);
+    });
+}
+
+#[test]
+fn replicas_of_a_worker_train_in_lock_step() {
+    watched(|| {
+        on((2, 3), local(2, DILOCO), |strategy| {
+            let model = model(strategy)?;
+            let optimizer = Adam::new(&model.variables, 0.01)?;
+            for number in 1..=5 {
+                let losses = strategy.run(&model, |ctx, layers| {
+                    // One of the worker's replicas has no examples.
+                    let id = ctx.replica_id_in_sync_group();
+                    let (loss, rows) = loss(layers, number, id)?;
+                    let loss = optimizer.minimize(ctx, loss, if id % 3 == 1 { 0 } else { rows })?;
+                    Ok(loss.to_scalar::<f32>()?)
+                })?;
+                let losses = losses.into_values();
+                assert!(losses.iter().all(|loss| loss.to_bits() == losses[0].to_bits()), "{losses:?}");
+            }
+            Ok(())
+        });
+    });
+}

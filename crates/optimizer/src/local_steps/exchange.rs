@@ -1,0 +1,125 @@
+//! The calls of an outer step, which all workers make together.
+
+use super::flat::Flat;
+use crate::Inner;
+use crate::header::OuterHeader;
+use crate::rate;
+use crate::step::agreement;
+use bytes::Bytes;
+use distribute_base::internal::Number;
+use distribute_base::{Error, Result};
+use distribute_cluster::{Fingerprint, Operation};
+use distribute_collective::Failure;
+use distribute_collective::group::{GroupCall, Real, SumOptions, numbers};
+use distribute_collective::threads::Member;
+use distribute_core::internal::{exchange_in_call, failure, wire};
+use std::panic::Location;
+
+/// The way in which the calls are made.
+pub(super) enum Calls<'a> {
+    /// The calls are parts of a step, made by the member of its leader.
+    InStep { member: &'a Member, fingerprint: &'a Fingerprint },
+    /// The calls are made between two runs.
+    Between { optimizer: &'a Inner, operation: &'static str, at: &'static Location<'static> },
+}
+
+impl Calls<'_> {
+    /// Makes a call with the other workers. Returns `None`, without calling `make`, if there are none.
+    fn make<R>(
+        &self,
+        operation: &'static str,
+        part: &str,
+        make: impl FnOnce(GroupCall<'_>) -> Result<R, Failure>,
+    ) -> Result<Option<R>> {
+        match self {
+            Calls::InStep { member, fingerprint } => {
+                let calling = member.group_call(|| fingerprint.part(part));
+                calling.map(make).transpose().map_err(failure(operation))
+            }
+            Calls::Between { optimizer, operation, at } => {
+                let rule = optimizer.groups.rule().name();
+                let detail = || format!("finish_local_steps of {rule} {}: {part}", optimizer.number);
+                let call = || Fingerprint::new(Operation::Minimize, detail(), *at);
+                optimizer.parameters.strategy.worker_call(operation, call, make)
+            }
+        }
+    }
+}
+
+/// Returns the sum of the contributions of all workers, in the one order of sums. `mine` is the contribution of this
+/// worker.
+///
+/// # Errors
+/// The same error on all workers:
+/// - [`Error::Worker`]: the contribution of a worker is an error.
+/// - [`Error::Failed`], [`Error::InvalidArgument`]: the workers have different settings or learning rates.
+/// - [`Error::Collective`]: a worker does not make the calls, fails or times out.
+pub(super) fn sum(
+    optimizer: &Inner,
+    operation: &'static str,
+    calls: &Calls<'_>,
+    header: &OuterHeader,
+    mine: Result<Flat>,
+) -> Result<Flat> {
+    let strategy = &optimizer.parameters.strategy;
+    let mut mine = Some(mine);
+    let missing = || Error::invalid(operation, "the weights of this worker are missing");
+    let exchanged = calls.make(operation, "whether its weights are ready", |calling| {
+        let mine = mine.take().unwrap_or_else(|| Err(missing()));
+        Ok(exchange_in_call(operation, calling, mine, |_| wire::encode(header)))
+    })?;
+    let Some(exchanged) = exchanged else { return mine.take().unwrap_or_else(|| Err(missing())) };
+    let (mine, records) = exchanged.map_err(|error| strategy.with_process(error))?;
+    let headers = decode(operation, &records)?;
+    if headers.iter().any(|other| other.settings != header.settings) {
+        let differences = calls.make(operation, "its settings", |mut calling| {
+            agreement::exchange_settings(&mut calling, &optimizer.settings())
+        })?;
+        let differences = differences.flatten().unwrap_or_else(|| "they cannot be compared".to_owned());
+        return Err(agreement::differences_error(operation, &differences));
+    }
+    let rates: Vec<f64> = headers.iter().filter_map(|header| header.learning_rate).collect();
+    rate::require_same(operation, &rates)?;
+    let options = SumOptions {
+        bytes_per_pack: strategy.extended().communication_options().bytes_per_pack,
+        ..SumOptions::default()
+    };
+    let f32 = sum_vector(operation, calls, "its weights", mine.f32, &options)?;
+    let f64 = sum_vector(operation, calls, "its weights of f64", mine.f64, &options)?;
+    Ok(Flat { f32, f64 })
+}
+
+/// Returns the sum of a vector of all workers, which has the same length on all.
+fn sum_vector<F: Number + Real>(
+    operation: &'static str,
+    calls: &Calls<'_>,
+    part: &str,
+    mine: Vec<F>,
+    options: &SumOptions,
+) -> Result<Vec<F>> {
+    if mine.is_empty() {
+        return Ok(mine);
+    }
+    let sum = calls.make(operation, part, |mut calling| {
+        let bytes: &[u8] = bytemuck::cast_slice(&mine);
+        let mut vector = calling.buffers().take(bytes.len());
+        vector.bytes_mut().copy_from_slice(bytes);
+        let weights = vec![F::of(1.); calling.world().workers()];
+        let pieces = calling.all_reduce_vectors(&[vector.freeze()], &weights, options)?;
+        let mut sum = Vec::with_capacity(mine.len());
+        pieces.iter().for_each(|piece| sum.extend_from_slice(&numbers::<F>(piece)));
+        Ok(sum)
+    })?;
+    Ok(sum.unwrap_or(mine))
+}
+
+fn decode(operation: &'static str, records: &[Bytes]) -> Result<Vec<OuterHeader>> {
+    let decode = |(worker, record): (usize, &Bytes)| {
+        postcard::from_bytes(record).map_err(|error| {
+            let reason =
+                format!("its record cannot be read ({error}); all workers have to run the same program");
+            Error::worker_failed(worker, Error::invalid(operation, reason))
+        })
+    };
+    records.iter().enumerate().map(decode).collect()
+}

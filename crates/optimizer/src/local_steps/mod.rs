@@ -1,0 +1,325 @@
+//! Local steps: each worker makes some steps alone, after which the workers agree on new weights in an *outer step*.
+//!
+//! A local step is a step of this worker's replicas, as if there were no other workers. An outer step belongs to the
+//! last of them: if it fails, that step has not been made, so all workers stay at the same place. The place is compared
+//! when a step begins.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `outer` | the new weights as pure functions |
+//! | `exchange` | the calls of an outer step, in a step or between two |
+//! | `flat` | the values of all trained variables as vectors |
+//! | `state` | local steps in a checkpoint |
+
+// - **INV-98** After an outer step, all workers have the same weights and the same outer momentum, to the bit. A step
+//   that ends with an outer step is made completely or not at all. Tests: `multi_worker/local_steps.rs`,
+//   `optimizer/src/local_steps/outer.rs`.
+
+mod exchange;
+mod flat;
+mod outer;
+mod state;
+
+use crate::header::OuterHeader;
+use crate::progress::Change;
+use crate::slots::Slots;
+use crate::step::StepContext;
+use crate::step::decide::{StepDecision, StepLog};
+use crate::{Inner, Optimizer};
+use distribute_base::internal::lock;
+use distribute_base::{Error, Result};
+use distribute_collective::threads::Member;
+use distribute_core::Strategy;
+use distribute_core::internal::{digest, require_outside_of_run};
+use distribute_core::strategy::{LocalSteps, Outer};
+use distribute_optim::Rule;
+use exchange::Calls;
+use flat::Flat;
+use std::panic::Location;
+use std::sync::{Arc, Mutex};
+
+/// The local steps of an optimizer.
+#[derive(Debug)]
+pub(crate) struct LocalTraining {
+    settings: LocalSteps,
+    strategy: Strategy,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The number of steps since the last outer step, including those that were skipped.
+    since: u64,
+    /// The weights after the last outer step. `None` if the outer step does not need them, and before the first local
+    /// step after an outer step, when the variables have them.
+    agreed: Option<Arc<Flat>>,
+    /// The momentum of outer steps, which is the same on all workers; `None` before the first outer step, and if outer
+    /// steps have none.
+    momentum: Option<Flat>,
+    /// The state before the step that is being made, if it ends with an outer step.
+    backup: Option<Backup>,
+}
+
+/// The state of an optimizer before a step, from which the step can be undone.
+#[derive(Debug)]
+struct Backup {
+    weights: Arc<Flat>,
+    slots: Vec<Slots>,
+    finished: u64,
+    loss_scale: Option<(f64, u64)>,
+}
+
+impl<R: Rule> Optimizer<R> {
+    /// Makes the outer step now, if the workers have trained alone since the last one. The next outer step follows
+    /// after the [set number of steps](distribute_core::strategy::LocalSteps). Without local steps, this does nothing.
+    ///
+    /// All workers make this call together, between runs. Call it before a checkpoint is saved, before an evaluation,
+    /// and at the end of a training.
+    ///
+    /// # Errors
+    /// - [`Error::Collective`]: a worker does not make this call, fails or times out.
+    /// - [`Error::Worker`]: a worker cannot read its weights.
+    /// - [`Error::Failed`] of the kind `Disagreement`: the workers have different settings of this optimizer.
+    /// - [`Error::WrongContext`]: called inside `run`.
+    ///
+    /// After an error, no variable has changed.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// use candle_nn::Init;
+    /// use distribute::strategy::{Links, LocalSteps, Outer};
+    /// let local = LocalSteps { steps: 100, outer: Outer::Average };
+    /// let weights = MultiWorkerMirroredStrategy::builder().local_steps(local).on_threads(Links::Memory, 2, |strategy|
+    ///     { let model = strategy.replicate(|vb| vb.get_with_hints((), "w", Init::Const(0.)))?;
+    ///     let optimizer = Sgd::new(&model.variables, 1.)?;
+    ///     let slope = [-1., -2.][strategy.world().worker()];
+    ///     strategy.run(&model, |ctx, w| optimizer.minimize(ctx, (w * slope)?, 1))?;
+    ///     optimizer.finish_local_steps()?;
+    ///     Ok(model.variables.get("w")?.to_scalar::<f32>()?)
+    /// })?;
+    /// assert_eq!(weights, [1.5, 1.5]);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn finish_local_steps(&self) -> Result<()> {
+        let at = Location::caller();
+        require_outside_of_run("finish_local_steps", "all workers call it between runs")?;
+        match &self.inner.local {
+            Some(local) => local.finish(&self.inner, at),
+            None => Ok(()),
+        }
+    }
+}
+
+impl LocalTraining {
+    /// Returns the local steps of an optimizer of `strategy`; `None` if its workers train in lock step.
+    pub(crate) fn of(strategy: &Strategy) -> Option<Self> {
+        let settings = strategy.local_steps()?;
+        Some(Self { settings, strategy: strategy.clone(), state: Mutex::default() })
+    }
+
+    /// Keeps what the next step needs. Returns the facts that the workers compare if it ends with an outer step.
+    /// Replica 0 of each worker makes this call before replicas exchange headers, so that a rule whose `Debug` text
+    /// takes long delays no replica beyond the deadline.
+    pub(crate) fn begin(&self, optimizer: &Inner, operation: &'static str) -> Result<Option<OuterHeader>> {
+        let mut state = lock(&self.state);
+        let is_outer = state.since + 1 >= self.settings.steps;
+        let is_first = state.since == 0 && self.settings.outer != Outer::Average;
+        if !is_outer && !is_first {
+            return Ok(None);
+        }
+        let change = optimizer.progress.change(operation)?;
+        let weights = Arc::new(weights(optimizer, &change)?);
+        if is_first {
+            state.agreed = Some(weights.clone());
+        }
+        if !is_outer {
+            return Ok(None);
+        }
+        let (finished, loss_scale) = (optimizer.finished_steps(), optimizer.loss_scaling.state());
+        state.backup = Some(Backup { weights, slots: change.slots().clone(), finished, loss_scale });
+        Ok(Some(header(optimizer)))
+    }
+
+    /// Makes a step of this worker, and the outer step if the step ends with one. All replicas of this worker make this
+    /// call. `group` is the member that makes calls with the other workers.
+    pub(crate) fn step(
+        &self,
+        optimizer: &Inner,
+        group: &Member,
+        log: &mut StepLog,
+        step: StepContext<'_>,
+    ) -> Result<StepDecision> {
+        let (sync, operation, outer) = (step.sync, log.operation, step.gathered.outer());
+        let made = optimizer.decide_and_apply(log, step);
+        // What follows is on replica 0, the only one that reads this state.
+        let leads = sync.member.rank() == 0;
+        let Some(header) = outer else {
+            if leads && made.is_ok() {
+                let since = lock(&self.state).since;
+                self.set_since(since + 1);
+            }
+            return made;
+        };
+        let agreed = made.and_then(|decision| {
+            // No replica is late in leaving what the leader did before.
+            let met = sync.run_on_each("its local steps", |_| Ok(()));
+            met.and_then(|_| {
+                sync.run_on_leader(|_| {
+                    let calls = Calls::InStep { member: group, fingerprint: sync.fingerprint };
+                    self.agree(optimizer, operation, &calls, &header)
+                })
+            })
+            .or_else(|error| {
+                if !leads {
+                    return Err(error);
+                }
+                self.undo(optimizer, operation, error, decision.finished)
+            })?;
+            Ok(decision)
+        });
+        if leads {
+            lock(&self.state).backup = None;
+        }
+        agreed
+    }
+
+    /// Makes an outer step between two runs, if this worker has trained alone.
+    fn finish(&self, optimizer: &Inner, at: &'static Location<'static>) -> Result<()> {
+        const OPERATION: &str = "finish_local_steps";
+        if lock(&self.state).since == 0 {
+            return Ok(());
+        }
+        let calls = Calls::Between { optimizer, operation: OPERATION, at };
+        self.agree(optimizer, OPERATION, &calls, &header(optimizer))?;
+        self.strategy.record_write();
+        Ok(())
+    }
+
+    /// Makes an outer step together with the other workers. If it fails before the first write, nothing has changed.
+    fn agree(
+        &self,
+        optimizer: &Inner,
+        operation: &'static str,
+        calls: &Calls<'_>,
+        header: &OuterHeader,
+    ) -> Result<()> {
+        let _span = tracing::trace_span!("outer step").entered();
+        let (agreed, momentum) = {
+            let state = lock(&self.state);
+            (state.agreed.clone(), state.momentum.clone())
+        };
+        let contribution = || {
+            let weights = weights(optimizer, &optimizer.progress.change(operation)?)?;
+            Ok(agreed.as_deref().map_or_else(|| weights.clone(), |agreed| agreed.minus(&weights)))
+        };
+        let mut mean = exchange::sum(optimizer, operation, calls, header, contribution())?;
+        mean.divide(self.strategy.world().workers());
+        let (weights, momentum) = match (self.settings.outer, agreed) {
+            (Outer::Nesterov { learning_rate, momentum: decay }, Some(agreed)) => {
+                let mut momentum = momentum.unwrap_or_else(|| mean.zeros());
+                let mut weights = Arc::unwrap_or_clone(agreed);
+                weights.descend(&mean, &mut momentum, learning_rate, decay)?;
+                (weights, Some(momentum))
+            }
+            _ => (mean, None),
+        };
+        let change = optimizer.progress.change(operation)?;
+        write(optimizer, &weights, &change)?;
+        lock(&self.state).momentum = momentum;
+        self.set_since(0);
+        Ok(())
+    }
+
+    /// Restores the state before a step whose outer step has failed, and returns its error. `finished` is the number of
+    /// steps before it.
+    fn undo(&self, optimizer: &Inner, operation: &'static str, error: Error, finished: u64) -> Result<()> {
+        let undo = || -> Result<()> {
+            let Some(backup) = lock(&self.state).backup.take() else { return Ok(()) };
+            let Backup { weights, slots, finished, loss_scale } = backup;
+            let change = optimizer.progress.change(operation)?;
+            write(optimizer, &weights, &change)?;
+            *change.slots() = slots;
+            change.set_finished(finished);
+            loss_scale.into_iter().for_each(|state| optimizer.loss_scaling.restore(state));
+            Ok(())
+        };
+        Err(match undo() {
+            Ok(()) => error,
+            Err(undo) => {
+                let reason = format!("{error}; the local step before it could not be undone: {undo}");
+                let (step, source) = (finished + 1, Some(Box::new(error)));
+                Error::IncompleteState { operation, step, reason, source }
+            }
+        })
+    }
+
+    /// Sets the number of steps since the last outer step.
+    fn set_since(&self, since: u64) {
+        let mut state = lock(&self.state);
+        if since == 0 {
+            state.agreed = None;
+        }
+        self.strategy.record_local_steps(state.since, since);
+        state.since = since;
+    }
+
+    /// Returns an error if a step has been made, after which a setting can no longer change.
+    ///
+    /// # Errors
+    /// - [`Error::InvalidArgument`]: the state of local steps depends on the trained variables.
+    pub(crate) fn require_unused(&self, operation: &'static str) -> Result<()> {
+        let state = lock(&self.state);
+        if state.since == 0 && state.momentum.is_none() {
+            return Ok(());
+        }
+        let reason = "this optimizer has made local steps: set this when the optimizer is created";
+        Err(Error::invalid(operation, reason))
+    }
+}
+
+impl Drop for LocalTraining {
+    fn drop(&mut self) {
+        self.set_since(0);
+    }
+}
+
+impl Inner {
+    /// Returns an error if the workers make local steps. `what` and `advice` are texts of the error.
+    ///
+    /// # Errors
+    /// - [`Error::NotSupported`]: the workers make local steps.
+    pub(crate) fn require_no_local_steps(
+        &self,
+        operation: &'static str,
+        what: &'static str,
+        advice: &'static str,
+    ) -> Result<()> {
+        if self.local.is_none() {
+            return Ok(());
+        }
+        let strategy = self.parameters.strategy.extended().kind();
+        Err(Error::NotSupported { operation, strategy, what, advice })
+    }
+}
+
+/// Returns the facts of this worker that are compared in an outer step. This calls the program's code, which formats
+/// rules and transforms.
+fn header(optimizer: &Inner) -> OuterHeader {
+    OuterHeader { settings: digest(&optimizer.settings()), learning_rate: optimizer.rate.constant() }
+}
+
+/// Returns the weights, after variables and slots that were updated on devices have been copied to the host.
+fn weights(optimizer: &Inner, change: &Change<'_>) -> Result<Flat> {
+    optimizer.parameters.sync_to_host_with_slots(change, &Vec::new())?;
+    Flat::of(&optimizer.parameters)
+}
+
+/// Writes the weights, on all devices. `_change` is the right to change them.
+fn write(optimizer: &Inner, weights: &Flat, _change: &Change<'_>) -> Result<()> {
+    let parameters = &*optimizer.parameters;
+    let written = parameters.mark_written(0..parameters.variables.len());
+    weights.write_to(parameters)?;
+    drop(written);
+    parameters.copy_to_followers()
+}

@@ -1,0 +1,59 @@
+//! The new weights of an outer step, as pure functions.
+
+use distribute_base::internal::Number;
+use distribute_optim::{Momentum, RuleExt, Step, UpdateError};
+
+/// Returns the differences of the elements.
+pub(super) fn minus<F: Number>(a: &[F], b: &[F]) -> Vec<F> {
+    a.iter().zip(b).map(|(a, b)| *a - *b).collect()
+}
+
+/// Divides a sum over the workers by their number. A power of two divides exactly.
+pub(super) fn divide<F: Number>(sum: &mut [F], workers: usize) {
+    let workers = F::of(workers as f64);
+    for x in sum {
+        let mean = *x / workers;
+        *x = mean;
+    }
+}
+
+/// Updates `weights` by SGD with Nesterov momentum.
+pub(super) fn descend<F: Number>(
+    weights: &mut [F],
+    gradient: &[F],
+    momentum: &mut [F],
+    learning_rate: f64,
+    decay: f64,
+) -> Result<(), UpdateError> {
+    // The rule does not depend on the number of the step.
+    Momentum::nesterov(decay).update(Step::after(0, learning_rate), weights, gradient, &mut [momentum])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // INV-98
+    #[test]
+    fn diloco_by_hand() {
+        let (before, after) = ([4f64, 1.], [[3., 1.], [1., 1.]]);
+        let mut gradient = minus(&before, &after[0]);
+        let other = minus(&before, &after[1]);
+        gradient.iter_mut().zip(other).for_each(|(sum, x)| *sum += x);
+        divide(&mut gradient, 2);
+        assert_eq!(gradient, [2., 0.]);
+        let (mut weights, mut momentum) = (before, [0., 8.]);
+        descend(&mut weights, &gradient, &mut momentum, 0.5, 0.5).unwrap();
+        // momentum = 0.5 · before + gradient; weight − 0.5 · (gradient + 0.5 · momentum)
+        assert_eq!((weights, momentum), ([4. - 0.5 * 3., 1. - 0.5 * 2.], [2., 4.]));
+    }
+
+    #[test]
+    fn a_weight_that_no_worker_has_changed_has_no_gradient() {
+        for workers in 1..9 {
+            let mut gradient = minus(&[0.1f32, 1e30, -3e-39], &[0.1, 1e30, -3e-39]);
+            divide(&mut gradient, workers);
+            assert_eq!(gradient, [0.; 3]);
+        }
+    }
+}

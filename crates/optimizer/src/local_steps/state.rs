@@ -1,0 +1,211 @@
+//! Local steps in a checkpoint.
+//!
+//! A checkpoint that is saved by all workers has the slots of each worker: those of the chief under the usual names,
+//! and those of the others under the number of the worker. A worker that sends its state to another saves its own
+//! slots, and the weights after the last outer step.
+
+use super::flat::Flat;
+use super::{LocalTraining, State};
+use crate::Inner;
+use crate::parameters::Parameters;
+use bytes::Bytes;
+use distribute_base::internal::lock;
+use distribute_base::{Error, Result};
+use distribute_checkpoint::{Reader, Writer};
+use distribute_cluster::{Fingerprint, Operation};
+use distribute_collective::group::numbers;
+use distribute_core::internal::wire;
+use distribute_core::strategy::Outer;
+use distribute_tensor::HostTensor;
+use serde::{Deserialize, Serialize};
+use std::panic::Location;
+use std::sync::Arc;
+
+const SAVE: &str = "Checkpoint::save";
+
+/// The numbers of a worker in a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct OwnNumbers {
+    pub(crate) finished: u64,
+    pub(crate) loss_scale: Option<(f64, u64)>,
+}
+
+/// The description of local steps in a checkpoint.
+#[derive(Debug, Serialize, Deserialize)]
+struct Saved {
+    /// The number of steps since the last outer step.
+    since: u64,
+    /// The numbers of each worker whose slots are saved.
+    workers: Vec<OwnNumbers>,
+}
+
+/// The state of local steps that was read from a checkpoint.
+#[derive(Debug, Default)]
+pub(crate) struct Restored {
+    since: u64,
+    agreed: Option<Flat>,
+    momentum: Option<Flat>,
+    /// The numbers of this worker; `None` if the training has made no local steps.
+    pub(crate) own: Option<OwnNumbers>,
+    /// The prefix of the names of this worker's slots.
+    pub(crate) slots: String,
+}
+
+impl LocalTraining {
+    /// Adds the state to a checkpoint. The chief gathers the slots of all workers, one after another.
+    pub(crate) fn save(&self, optimizer: &Inner, prefix: &str, writer: &mut Writer) -> Result<()> {
+        let parameters = &*optimizer.parameters;
+        let (since, agreed, momentum) = {
+            let state = lock(&self.state);
+            (state.since, state.agreed.clone().filter(|_| state.since > 0), state.momentum.clone())
+        };
+        for (what, flat) in [("agreed", agreed.as_deref()), ("momentum", momentum.as_ref())] {
+            for (variable, value) in
+                flat.map(|flat| flat.tensors(parameters)).transpose()?.unwrap_or_default()
+            {
+                writer.insert(name(prefix, what, variable), value)?;
+            }
+        }
+        let own =
+            OwnNumbers { finished: optimizer.finished_steps(), loss_scale: optimizer.loss_scaling.state() };
+        let records = self.strategy.worker_call(
+            SAVE,
+            || call(optimizer, "local steps"),
+            |mut calling| calling.all_gather_bytes(wire::encode(&own)),
+        )?;
+        let workers = match records {
+            // Workers that agree on a position after a failure do not make calls.
+            None => vec![own],
+            Some(records) => {
+                self.gather_slots(optimizer, prefix, writer)?;
+                let decode = |(worker, record): (usize, &Bytes)| {
+                    let unreadable = |error: postcard::Error| {
+                        let reason = format!("its record cannot be read ({error})");
+                        Error::worker_failed(worker, Error::invalid(SAVE, reason))
+                    };
+                    postcard::from_bytes(record).map_err(unreadable)
+                };
+                records.iter().enumerate().map(decode).collect::<Result<Vec<_>>>()?
+            }
+        };
+        let saved = serde_json::to_value(Saved { since, workers }).unwrap_or_default();
+        writer.metadata(metadata_key(prefix), saved);
+        Ok(())
+    }
+
+    /// Gathers the slots of the other workers on the chief, and adds them to the checkpoint there.
+    fn gather_slots(&self, optimizer: &Inner, prefix: &str, writer: &mut Writer) -> Result<()> {
+        let all = optimizer.progress.read(SAVE)?;
+        for (index, slot) in optimizer.groups.rule().slots().into_iter().enumerate() {
+            for (slots, (variable, var)) in all.iter().zip(&optimizer.parameters.variables) {
+                // With several workers, slots are on the host.
+                let elements = slots.elements(index).unwrap_or_default();
+                let received = self.strategy.worker_call(
+                    SAVE,
+                    || call(optimizer, &format!("{} of {variable}", slot.name)),
+                    |mut calling| {
+                        let mut mine = calling.buffers().take(elements.len());
+                        mine.bytes_mut().copy_from_slice(elements);
+                        calling.gather_to(0, "its slots", mine.freeze(), |_| elements.len())
+                    },
+                )?;
+                let dims = slot.shape.dims(var.dims());
+                for (worker, bytes) in received.flatten().unwrap_or_default().iter().enumerate().skip(1) {
+                    let value = match var.dtype() {
+                        candle_core::DType::F64 => {
+                            HostTensor::new(numbers::<f64>(bytes).to_vec(), dims.clone())?
+                        }
+                        _ => HostTensor::new(numbers::<f32>(bytes).to_vec(), dims.clone())?,
+                    };
+                    writer.insert(format!("{}/{}/{variable}", slots_of(prefix, worker), slot.name), value)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the state of this worker from a checkpoint. With another number of workers than that of the checkpoint,
+    /// worker `w` gets the slots of worker `w` modulo their number.
+    pub(crate) fn read(&self, parameters: &Parameters, prefix: &str, from: &Reader) -> Result<Restored> {
+        // A training in lock step has only slots.
+        let Some(saved) = from.metadata(&metadata_key(prefix)) else {
+            return Ok(Restored { slots: prefix.to_owned(), ..Restored::default() });
+        };
+        let damaged = |error: String| {
+            let reason = format!("{} has damaged local steps of {prefix:?}: {error}", from.path().display());
+            Error::invalid("Checkpoint::restore", reason)
+        };
+        let saved: Saved =
+            serde_json::from_value(saved.clone()).map_err(|error| damaged(error.to_string()))?;
+        let worker = source(self.strategy.world().worker(), saved.workers.len());
+        let own = worker.and_then(|worker| saved.workers.get(worker).copied());
+        let (Some(worker), Some(own)) = (worker, own) else { return Err(damaged("no worker".into())) };
+        let flat =
+            |what: &str| Flat::from_checkpoint(from, parameters, |variable| name(prefix, what, variable));
+        let agreed = if saved.since > 0 { flat("agreed")? } else { None };
+        if saved.since > 0 && agreed.is_none() && self.settings.outer != Outer::Average {
+            let reason = format!(
+                "{} was saved {} steps after an outer step without momentum, and does not have the weights that {:?} needs: \
+                 use Outer::Average, or a checkpoint that was saved after an outer step",
+                from.path().display(),
+                saved.since,
+                self.settings.outer
+            );
+            return Err(Error::invalid("Checkpoint::restore", reason));
+        }
+        Ok(Restored {
+            since: saved.since,
+            agreed,
+            momentum: flat("momentum")?,
+            own: Some(own),
+            slots: slots_of(prefix, worker),
+        })
+    }
+
+    /// Replaces the state by one that was read.
+    pub(crate) fn set(&self, restored: Restored) {
+        let Restored { since, agreed, momentum, .. } = restored;
+        self.set_since(since);
+        let State { since: _, agreed: own_agreed, momentum: own_momentum, backup } = &mut *lock(&self.state);
+        (*own_agreed, *own_momentum, *backup) = (agreed.map(Arc::new), momentum, None);
+    }
+}
+
+/// Returns the worker of a checkpoint whose slots a worker gets; `None` if the checkpoint has no worker.
+fn source(worker: usize, saved: usize) -> Option<usize> {
+    worker.checked_rem(saved)
+}
+
+/// Returns the prefix of the names of a worker's slots.
+fn slots_of(prefix: &str, worker: usize) -> String {
+    match worker {
+        0 => prefix.to_owned(),
+        _ => format!("{prefix}/local_steps/worker/{worker}"),
+    }
+}
+
+fn name(prefix: &str, what: &str, variable: &str) -> String {
+    format!("{prefix}/local_steps/{what}/{variable}")
+}
+
+fn metadata_key(prefix: &str) -> String {
+    format!("{prefix}:local_steps")
+}
+
+fn call(optimizer: &Inner, what: &str) -> Fingerprint {
+    let detail = format!("{} {}: {what}", optimizer.groups.rule().name(), optimizer.number);
+    Fingerprint::new(Operation::ReadVariable, detail, Location::caller())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_worker_gets_the_slots_of_one() {
+        let sources: Vec<_> = (0..5).map(|worker| source(worker, 2)).collect();
+        assert_eq!(sources, [Some(0), Some(1), Some(0), Some(1), Some(0)]);
+        assert_eq!(source(3, 0), None);
+        assert_eq!((slots_of("o", 0), slots_of("o", 2)), ("o".into(), "o/local_steps/worker/2".into()));
+    }
+}

@@ -1,0 +1,72 @@
+//! Local steps: each worker trains alone, and the workers agree on new weights from time to time.
+
+use super::builder::MultiWorkerMirroredStrategyBuilder;
+use distribute_base::{Error, Result};
+use distribute_cluster::World;
+use distribute_core::strategy::{Compression, LocalSteps};
+
+const OPERATION: &str = "MultiWorkerMirroredStrategy";
+
+impl MultiWorkerMirroredStrategyBuilder {
+    /// Lets each worker make some steps of an optimizer alone, after which the workers agree on new weights. Only these
+    /// *outer steps* send weights, so the bytes of a step fall by the number of steps. The workers [average their
+    /// weights](distribute_core::strategy::Outer::Average), or make a
+    /// [step of DiLoCo](distribute_core::strategy::Outer::Nesterov). One step with an average is lock step: the same
+    /// code as without this setting. All workers must set the same.
+    ///
+    /// The replicas of a worker still train in lock step. After each outer step, weights are the same on all workers,
+    /// to the bit. Between outer steps they differ, and so do the slots of the rule at all times. Losses that a step
+    /// returns are those of the worker. Collectives in closures, and `reduce`, are still made by all workers.
+    ///
+    /// Checkpoints can be saved after an outer step, and contain the slots of each worker. Elsewhere, call
+    /// [`Optimizer::finish_local_steps`](https://docs.rs/distribute/latest/distribute/struct.Optimizer.html#method.finish_local_steps)
+    /// on all workers first, also before an evaluation.
+    ///
+    /// This does not combine with compression, tables on workers or servers, logical replicas, a minimum number of
+    /// workers, a sharded state, averages of weights, or models whose graphs contain collectives.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// use candle_nn::Init;
+    /// use distribute::strategy::{Links, LocalSteps, Outer};
+    /// let local = LocalSteps { steps: 2, outer: Outer::Average };
+    /// let weights = MultiWorkerMirroredStrategy::builder().local_steps(local).on_threads(Links::Memory, 2, |strategy|
+    ///     { let model = strategy.replicate(|vb| vb.get_with_hints((), "w", Init::Const(0.)))?;
+    ///     let optimizer = Sgd::new(&model.variables, 1.)?;
+    ///     let slope = [-1., -2.][strategy.world().worker()];
+    ///     let mut all = Vec::new();
+    ///     for _ in 0..2 {
+    ///         strategy.run(&model, |ctx, w| optimizer.minimize(ctx, (w * slope)?, 1))?;
+    ///         all.push(model.variables.get("w")?.to_scalar::<f32>()?);
+    ///     }
+    ///     Ok(all)
+    /// })?;
+    /// assert_eq!(weights, [[1., 3.], [2., 3.]]); // the mean of 2 and 4
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[doc(alias = "DiLoCo")]
+    #[doc(alias = "FedAvg")]
+    #[doc(alias = "PostLocalSGDOptimizer")]
+    pub fn local_steps(mut self, local: LocalSteps) -> Self {
+        self.local_steps = Some(local);
+        self
+    }
+}
+
+/// Returns the local steps of the workers; `None` if they train in lock step.
+///
+/// # Errors
+/// - [`Error::InvalidArgument`]: local steps are not possible with these numbers or other settings.
+pub(super) fn checked(
+    local: Option<LocalSteps>,
+    compression: Compression,
+    world: World,
+    is_elastic: bool,
+    has_tables: bool,
+) -> Result<Option<LocalSteps>> {
+    let Some(local) = local.filter(|local| !local.is_lock_step()) else { return Ok(None) };
+    match local.contradiction(compression, Some(world), is_elastic, has_tables) {
+        None => Ok(Some(local)),
+        Some(reason) => Err(Error::invalid(OPERATION, format!("it has {reason}"))),
+    }
+}
