@@ -482,6 +482,48 @@ fn full_steps_are_known_without_the_skipped_ones() {
     });
 }
 
+/// Checks that deals do not depend on the time, although a stage with a thread returns as many elements at once as are
+/// ready: single ones if reading is slow, and several if the function is.
+// INV-99
+#[test]
+fn files_are_dealt_alike_whichever_thread_is_slow() {
+    fn work(is_slow: bool) {
+        if is_slow {
+            (0..100).for_each(|_| std::thread::yield_now());
+        }
+    }
+    let deals = |slow_reading: bool| {
+        let sizes = [30, 41, 5, 17, 64, 9, 50, 3, 22, 12, 40, 7];
+        let names = sizes.iter().enumerate().map(|(i, size)| Location::bytes(format!("{i} {size}"), ""));
+        let read = move |name: String| {
+            let size =
+                name.split_once(' ').and_then(|(_, size)| size.parse::<i64>().ok()).ok_or("no size")?;
+            let read = Dataset::range(size).map(move |row| {
+                work(slow_reading);
+                row
+            });
+            Ok::<_, &str>(read.prefetch(8))
+        };
+        let rows = Dataset::list_files(names.collect::<Files>()).try_flat_map(read);
+        let rows = rows.map_parallel(1, move |row| {
+            work(!slow_reading);
+            row
+        });
+        let mut passes = begin(&plan(&rows.batch(64), 2, 1, &options(0)), None);
+        let mut deals = Vec::new();
+        while step(&mut passes).is_some() {
+            deals.push(position(&passes).deals.map(Vec::from));
+        }
+        deals
+    };
+    watched(move || {
+        let expected = deals(true);
+        for slow_reading in [false, true, false] {
+            assert_eq!(deals(slow_reading), expected);
+        }
+    });
+}
+
 /// Checks files whose sections are parsed on several threads.
 // INV-99
 #[test]
