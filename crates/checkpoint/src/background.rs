@@ -104,10 +104,11 @@ impl Saves {
         let save = Arc::new(Save { path, state: Mutex::default(), changed: Condvar::new() });
         let of_thread = save.clone();
         let make = move || {
-            writer.copy_live(|| of_thread.set_held())?;
+            let report = || of_thread.record(|state| state.reports += 1);
+            writer.copy_live(|| of_thread.set_held(), report)?;
             yield_to_training();
             write(&writer, &mut || {
-                of_thread.record(|state| state.reports += 1);
+                report();
                 Ok(())
             })
         };

@@ -5,14 +5,19 @@ use std::collections::BTreeMap;
 
 impl Writer {
     /// Replaces all live tensors by copies. Holds all of them first, then calls `held`, and releases the tensors of
-    /// each lock as soon as they are copied. If `held` returns an error, returns it and copies nothing.
+    /// each lock as soon as they are copied. If `held` returns an error, returns it and copies nothing. Calls `copied`
+    /// after each tensor.
     ///
     /// The order is that of names, in which a step locks the variables of a model as well. So a step never holds one
     /// that this waits for while it waits for one that this holds.
     ///
     /// # Errors
     /// - [`Error::Source`]: tensors cannot be held or copied. `held` has been called only if all were held.
-    pub(crate) fn copy_live(&mut self, held: impl FnOnce() -> Result<()>) -> Result<()> {
+    pub(crate) fn copy_live(
+        &mut self,
+        held: impl FnOnce() -> Result<()>,
+        mut copied: impl FnMut(),
+    ) -> Result<()> {
         let mut positions = BTreeMap::new();
         let (mut locks, mut groups) = (Vec::new(), Vec::new());
         for (name, rows) in self.live_rows() {
@@ -36,6 +41,7 @@ impl Writer {
         for (held, group) in all.into_iter().zip(groups) {
             for (name, index, rows) in group {
                 rows.set_copy(held.copy(index).map_err(failed(name))?).map_err(failed(name))?;
+                copied();
             }
         }
         Ok(())
@@ -96,7 +102,7 @@ mod tests {
             assert!(pair.0.try_write().is_err());
             Ok(())
         };
-        copied.copy_live(is_held).unwrap();
+        copied.copy_live(is_held, || ()).unwrap();
         *pair.0.try_write().unwrap() = [3, 4];
         assert_eq!(saved(&copied), [2, 1, 2]);
         // A save that is not in the background reads the current values.
@@ -107,7 +113,7 @@ mod tests {
     fn tensors_that_are_being_changed_are_an_error_with_the_name() {
         let pair = Arc::new(Pair(RwLock::new([1, 2])));
         let _changing = pair.0.write().unwrap();
-        let error = writer(&pair).copy_live(|| unreachable!()).unwrap_err();
+        let error = writer(&pair).copy_live(|| unreachable!(), || ()).unwrap_err();
         assert_eq!(error.to_string(), "\"a\" was not saved: the pair is being changed");
     }
 
@@ -116,7 +122,7 @@ mod tests {
         let pair: Arc<dyn LiveTensors> = Arc::new(Pair(RwLock::new([1, 2])));
         let mut writer = Writer::new();
         writer.insert_live("a", distribute_tensor::DType::I64, [2], &pair, 0).unwrap();
-        let error = writer.clone().copy_live(|| Ok(())).unwrap_err().to_string();
+        let error = writer.clone().copy_live(|| Ok(()), || ()).unwrap_err().to_string();
         assert_eq!(error, "\"a\" was not saved: int64[1] was read, instead of int64[2]");
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("saved");

@@ -243,13 +243,15 @@ impl CheckpointManager {
         self.latest_undamaged_with(&mut || Ok(()))
     }
 
-    /// Acts like [`latest_undamaged`](Self::latest_undamaged), and calls `progress` again and again while a checkpoint
-    /// is verified.
+    /// Acts like [`latest_undamaged`](Self::latest_undamaged), and calls `progress` again and again while a save of
+    /// this manager ends or a checkpoint is verified.
     ///
     /// # Errors
     /// - [`Error::Interrupted`]: `progress` returned an error.
     /// - The errors of [`latest_undamaged`](Self::latest_undamaged).
     pub fn latest_undamaged_with(&self, progress: &mut Progress<'_>) -> Result<Option<Reader>> {
+        // It would be the latest, and removes the oldest. If it fails, the next save reports that.
+        self.saves.finish(progress)?;
         let Some(latest) = self.latest().transpose() else { return Ok(None) };
         let paths = self.paths()?;
         if paths.len() < 2 {

@@ -179,6 +179,14 @@ impl Inner {
             "leave out with_ema: outer steps average the weights of the workers",
         )?;
         const OPERATION: &str = "with_ema";
+        if self.parameters.is_any_rounded() {
+            return Err(Error::NotSupported {
+                operation: OPERATION,
+                strategy: self.parameters.strategy.extended().kind(),
+                what: "averages of tables in RowFormat::Bf16: each rounding would change the average as much as the weight",
+                advice: "use RowFormat::Full, or leave out with_ema",
+            });
+        }
         if self.finished_steps() > 0 {
             let reason = "this optimizer has already made steps; set this when the optimizer is created, and restore \
                           a checkpoint afterwards";

@@ -367,6 +367,15 @@ impl Inner {
         let backend = update::backend(&parameters)?;
         backend.require_rule("Optimizer::with_rule", &*rule)?;
         let loss_scaling = LossScaling::new(strategy.mixed_precision());
+        let local = LocalTraining::of(&strategy);
+        if local.is_some() && parameters.is_any_rounded() {
+            return Err(Error::NotSupported {
+                operation: "Optimizer::with_rule",
+                strategy: strategy.extended().kind(),
+                what: "local_steps of tables in RowFormat::Bf16, which outer steps would not round",
+                advice: "use RowFormat::Full, or leave out local_steps",
+            });
+        }
         Ok(Self {
             progress: Progress::new(backend.new_slots(&parameters, &layout)?),
             groups: Groups::new(rule, parameters.variables.len()),
@@ -381,7 +390,7 @@ impl Inner {
             missing_gradients: MissingGradients::default(),
             not_finite: NotFinite::default(),
             loss_scaling,
-            local: LocalTraining::of(&strategy),
+            local,
             settings_compared: AtomicBool::new(false),
             checks: Checks::default(),
         })

@@ -49,6 +49,17 @@ pub(crate) struct Parameters {
 }
 
 impl Parameters {
+    /// Returns `true` if a trained table is stored in bf16, in this process or elsewhere.
+    pub(crate) fn is_any_rounded(&self) -> bool {
+        let is_hosted =
+            |number: usize| self.owners[number].is_some() && self.variables[number].1.dtype() == DType::F32;
+        let format = self.strategy.extended().row_format(usize::MAX);
+        let all = self.rounding.iter().enumerate();
+        all.into_iter().any(|(number, rounding)| {
+            rounding.is_some() || is_hosted(number) && format.rounding("").is_some()
+        })
+    }
+
     /// Creates the parameters of an optimizer. `shard` is the unit of the rules if workers shard the state. If there
     /// are several workers, each then updates its range of every variable or, if the unit is larger than an element,
     /// some of the variables.

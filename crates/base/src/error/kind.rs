@@ -254,6 +254,9 @@ fn of_checkpoint(error: &Checkpoint) -> ErrorKind {
             ErrorKind::Data
         }
         Checkpoint::Source { source, .. } | Checkpoint::Interrupted { source } => of_user(&**source),
+        Checkpoint::Background { source, .. } | Checkpoint::Earlier { source, .. } => of_checkpoint(source),
+        Checkpoint::Unfinished { .. } => ErrorKind::TimedOut,
+        Checkpoint::Panicked { .. } => ErrorKind::Panicked,
         _ => ErrorKind::Usage,
     }
 }

@@ -43,6 +43,7 @@ impl PendingSave {
     /// - [`Error::Checkpoint`]: the save failed, or is still under way after `timeout` or has made no progress for five
     ///   minutes (`CheckpointError::Unfinished`). In these cases it continues.
     /// - [`Error::Worker`], [`Error::Collective`]: with several workers, one of them fails or does not make the call.
+    ///   The save continues.
     /// - [`Error::WrongContext`]: called inside `run`.
     /// - [`Error::InvalidArgument`]: another worker has become the chief, and the checkpoint is not in its folder.
     #[track_caller]
@@ -53,15 +54,9 @@ impl PendingSave {
         let call = || Fingerprint::new(Operation::Save, "the end of a save in the background", at);
         let wait = |mut report: Report<'_>| {
             let Some(saving) = &self.saving else { return self.require_complete(OPERATION) };
-            // The loss of another worker does not end the save.
-            let mut lost = None;
-            saving.wait_with(timeout, &mut || {
-                if lost.is_none() {
-                    lost = report.send().err();
-                }
-                Ok(())
-            })?;
-            lost.map_or(Ok(()), Err)
+            // The loss of another worker ends the wait, so that recovery does not wait for the disk.
+            saving.wait_with(timeout, &mut || Ok(report.send()?))?;
+            Ok(())
         };
         self.strategy.on_chief(OPERATION, call, wait, |()| Bytes::new())?;
         Ok(self.path.clone())
@@ -108,9 +103,11 @@ impl Checkpoint<'_> {
     ///
     /// At most one save of a manager is under way: the next save with it, in the background or not, waits for this one.
     /// If this one fails, a warning is logged at once. [`PendingSave::wait`] returns the error on all workers, or else
-    /// the next save does, which is made nevertheless. The result may be dropped. A program that returns from `main`
-    /// waits for the save when it drops the manager; [`std::process::exit`] interrupts it like a crash, and the
-    /// checkpoint before is then the latest.
+    /// the next save does, which is made nevertheless. The result may be dropped, but wait for the last save of a
+    /// program, or make it with `save_to`: otherwise only the warning tells that it failed. A program that returns from
+    /// `main` waits for the save when it drops the manager; [`std::process::exit`] interrupts it like a crash, and the
+    /// checkpoint before is then the latest. Create the manager outside of the closure of `Training::run`, so that
+    /// recovery does not wait for the save.
     ///
     /// ```
     /// # use distribute::prelude::*;

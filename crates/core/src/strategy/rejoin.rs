@@ -131,7 +131,8 @@ impl Strategy {
     /// # Errors
     /// - [`Error::InvalidArgument`]: this process has not yet received the state of the other workers, or has left the
     ///   training run.
-    pub(crate) fn require_caught_up(&self, operation: &'static str) -> Result<()> {
+    #[doc(hidden)]
+    pub fn require_caught_up(&self, operation: &'static str) -> Result<()> {
         if self.has_left() {
             let reason = "this worker was notified to exit and has left the training, which the others continue: \
                           return from the closure of Training::run when Preemption::requested returns true";

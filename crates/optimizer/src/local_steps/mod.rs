@@ -32,6 +32,7 @@ use distribute_collective::threads::Member;
 use distribute_core::Strategy;
 use distribute_core::internal::{digest, require_outside_of_run};
 use distribute_core::strategy::{LocalSteps, Outer};
+use distribute_log::warn_or_stderr;
 use distribute_optim::Rule;
 use exchange::Calls;
 use flat::Flat;
@@ -187,6 +188,8 @@ impl LocalTraining {
     /// Makes an outer step between two runs, if this worker has trained alone.
     fn finish(&self, optimizer: &Inner, at: &'static Location<'static>) -> Result<()> {
         const OPERATION: &str = "finish_local_steps";
+        // Alone, this worker's weights would be divided by the number of all workers.
+        self.strategy.require_caught_up(OPERATION)?;
         if lock(&self.state).since == 0 {
             return Ok(());
         }
@@ -238,6 +241,8 @@ impl LocalTraining {
             let Some(backup) = lock(&self.state).backup.take() else { return Ok(()) };
             let Backup { weights, slots, finished, loss_scale } = backup;
             let change = optimizer.progress.change(operation)?;
+            // If a write fails, the next step does not train with it.
+            change.begin();
             write(optimizer, &weights, &change)?;
             *change.slots() = slots;
             change.set_finished(finished);
@@ -280,6 +285,15 @@ impl LocalTraining {
 
 impl Drop for LocalTraining {
     fn drop(&mut self) {
+        let since = lock(&self.state).since;
+        if since > 0 {
+            warn_or_stderr(|| {
+                tracing::warn!(
+                    "an optimizer was dropped {since} steps after its last outer step, so each worker keeps other weights: \
+                     call finish_local_steps() before"
+                );
+            });
+        }
         self.set_since(0);
     }
 }

@@ -10,7 +10,7 @@ use distribute_ps_tables::TableImage;
 use serde::{Deserialize, Serialize};
 
 /// The version of this format.
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 
 /// A server, and the number of one of its lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -49,8 +49,8 @@ impl<'a> Backup<'a> {
 /// The checkpoints of the best weights so far.
 pub(super) struct Best<'a> {
     folder: &'a Path,
-    /// The manager of the folder. It also keeps the previous best weights, because an interrupted run may resume from a
-    /// point at which those were the best.
+    /// The manager of the folder. It also keeps two earlier ones: an interrupted run resumes from a backup that names
+    /// those, and the next backup may be still under way when newer ones are saved.
     manager: CheckpointManager,
     weights: Checkpoint<'a>,
 }
@@ -58,7 +58,7 @@ pub(super) struct Best<'a> {
 impl<'a> Best<'a> {
     pub fn new<M>(trainer: &'a Trainer<'_>, model: &'a Replicated<M>) -> Result<Option<Self>> {
         let Some(folder) = &trainer.best else { return Ok(None) };
-        let manager = CheckpointManager::new(folder)?.keep(2);
+        let manager = CheckpointManager::new(folder)?.keep(3);
         Ok(Some(Self { folder, manager, weights: Checkpoint::new().part("model", &model.variables) }))
     }
 

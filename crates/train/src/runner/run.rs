@@ -168,6 +168,8 @@ where
     training.begin();
     epochs.begin()?;
     loop {
+        // The replacement of a lost worker does not know whether a backup was due.
+        epochs.backup_due.set(false);
         if let Some(end) = training.finish_attempt(epochs.all(), epochs.at)? {
             return epochs.end(end);
         }

@@ -84,6 +84,7 @@ impl Variables {
             "each replica would save, while others train: save between runs, or once for all of them in ctx.merge_call",
         )?;
         let selected = || {
+            self.0.strategy.require_agreement(operation)?;
             let tensors = self.snapshot(names)?;
             let all = self.names();
             if tensors.is_empty() && !all.is_empty() {

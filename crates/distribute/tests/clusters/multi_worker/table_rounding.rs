@@ -150,6 +150,20 @@ fn mirrored_tables_are_rounded_by_every_backend() {
     });
 }
 
+#[test]
+fn averages_of_rounded_tables_are_refused() {
+    watched(|| {
+        for place in [Place::Mirrored, Place::Workers(PartitionStrategy::Div), Place::Servers(1)] {
+            let errors = on_threads((2, 1), place, SEED, |strategy| {
+                Ok(Sgd::new(&model(strategy)?.variables, 0.05)?.with_ema(0.9).map(drop).unwrap_err())
+            });
+            for error in errors {
+                assert!(matches!(error, distribute::Error::NotSupported { .. }), "{error}");
+            }
+        }
+    });
+}
+
 /// A checkpoint of one placement is that of any other. What was not rounded is rounded to the nearest.
 // INV-95
 #[test]

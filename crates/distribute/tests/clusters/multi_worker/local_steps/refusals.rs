@@ -5,9 +5,10 @@ use candle_core::{Device, Tensor};
 use candle_nn::Init;
 use distribute::cluster::resolver::SimpleClusterResolver;
 use distribute::cluster::{ClusterSpec, Job};
-use distribute::nn::{batch_norm, loss};
+use distribute::nn::{batch_norm, embedding, loss};
 use distribute::strategy::{
-    Compression, Links, LocalSteps, MultiWorkerMirroredStrategyBuilder, Outer, TableHosts,
+    Compression, Links, LocalSteps, MultiWorkerMirroredStrategyBuilder, Outer, RowFormat, TableHosts,
+    TableOptions,
 };
 use distribute::{Adam, Error, ErrorKind, MultiWorkerMirroredStrategy, ReduceOp, Result, Sgd, Strategy};
 use distribute_collective::group::local as groups;
@@ -73,6 +74,42 @@ fn an_optimizer_refuses_what_does_not_combine() {
             });
             step.map(drop)
         });
+    });
+}
+
+#[test]
+fn an_optimizer_refuses_tables_that_outer_steps_would_not_round() {
+    watched(|| {
+        let format = RowFormat::Bf16 { seed: 7 };
+        let tables = TableOptions { format, min_bytes: 0, ..TableHosts::Mirrored.into() };
+        let builder = MultiWorkerMirroredStrategy::builder().local_steps(local(3, DILOCO)).tables(tables);
+        let all = builder.on_threads(Links::Memory, 2, |strategy| {
+            let model = strategy.replicate(|vb| embedding(10, 4, vb))?;
+            Ok(Sgd::new(&model.variables, 0.1).map(drop).unwrap_err())
+        });
+        for error in all.unwrap() {
+            assert!(matches!(error, Error::NotSupported { .. }), "{error}");
+            assert!(error.to_string().contains("RowFormat::Full"), "{error}");
+        }
+    });
+}
+
+#[test]
+fn weights_are_not_saved_while_each_worker_has_its_own() {
+    watched(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.safetensors");
+        on((2, 1), local(3, DILOCO), |strategy| {
+            let model = strategy.replicate(|vb| vb.get_with_hints(2, "w", Init::Const(1.)))?;
+            let optimizer = Sgd::new(&model.variables, 0.1)?;
+            strategy.run(&model, |ctx, w| optimizer.minimize(ctx, w.sum_all()?, 1))?;
+            let error = model.variables.save(&path).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
+            assert!(!path.exists());
+            optimizer.finish_local_steps()?;
+            model.variables.save(&path)
+        });
+        assert!(path.exists());
     });
 }
 
