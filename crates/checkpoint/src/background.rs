@@ -206,8 +206,13 @@ impl Save {
 
     /// Records that all live tensors are held. Returns an error if the caller has given up waiting for that.
     fn set_held(&self) -> Result<()> {
-        self.record(|state| state.is_held = true);
-        if self.lock().is_abandoned { Err(self.unfinished(STALLED)) } else { Ok(()) }
+        // Decided under one lock, so that a save that the caller has given up is not made.
+        let mut state = self.lock();
+        state.is_held = !state.is_abandoned;
+        let is_held = state.is_held;
+        drop(state);
+        self.changed.notify_all();
+        if is_held { Ok(()) } else { Err(self.unfinished(STALLED)) }
     }
 
     fn unfinished(&self, after: Duration) -> Error {
@@ -217,9 +222,14 @@ impl Save {
     /// Waits until the thread holds all live tensors.
     fn wait_until_held(&self) -> Result<()> {
         let is_held = |state: &State| state.is_held || state.result.is_some();
-        self.wait_for(is_held, Deadline::after(STALLED), &mut || Ok(()))
-            .inspect_err(|_| self.record(|state| state.is_abandoned = true))?;
+        let waited = self.wait_for(is_held, Deadline::after(STALLED), &mut || Ok(()));
         let mut state = self.lock();
+        if let Err(error) = waited
+            && !is_held(&state)
+        {
+            state.is_abandoned = true;
+            return Err(error);
+        }
         let is_held = state.is_held;
         match state.result.take_if(|result| result.is_err() && !is_held) {
             // No other owner knows this save.
@@ -431,16 +441,34 @@ mod tests {
             let second = second.join().unwrap().unwrap();
             assert_eq!((value(first.path()), value(&second)), (1, 2));
             assert_eq!(second, folder.path().join("ckpt-000002"));
-
-            // A caller whose wait is interrupted has begun nothing.
-            let (writer, permit) = gated();
-            let third = manager.save_async(writer, 1).unwrap();
-            permit.send(Ok(3)).unwrap();
-            let mut stop = || Err("worker 1 is gone".into());
-            let waited = third.wait_with(LIMIT, &mut stop);
-            assert!(matches!(waited, Err(Error::Interrupted { .. }) | Ok(_)), "{waited:?}");
-            assert_eq!(value(&third.wait(LIMIT).unwrap()), 3);
         });
+    }
+
+    // INV-96
+    #[test]
+    fn a_wait_that_is_interrupted_ends_although_the_save_goes_on() {
+        watched(|| {
+            let save =
+                Arc::new(Save { path: "saved".into(), state: Mutex::default(), changed: Condvar::new() });
+            // The save makes progress as soon as the wait for it has begun.
+            let is_met = |_: &State| {
+                let save = save.clone();
+                thread::spawn(move || save.record(|state| state.reports += 1));
+                false
+            };
+            let mut stop = || Err("worker 1 is gone".into());
+            let error = save.wait_for(is_met, Deadline::after(LIMIT), &mut stop).unwrap_err();
+            assert!(matches!(error, Error::Interrupted { .. }), "{error:?}");
+        });
+    }
+
+    // INV-96
+    #[test]
+    fn a_save_that_the_caller_has_given_up_is_not_made() {
+        let save = Save { path: "saved".into(), state: Mutex::default(), changed: Condvar::new() };
+        save.record(|state| state.is_abandoned = true);
+        assert!(matches!(save.set_held(), Err(Error::Unfinished { .. })));
+        assert!(!save.lock().is_held);
     }
 
     #[test]

@@ -380,7 +380,7 @@ impl Variable {
         let is_weight = matches!(first, InitialValue::Model(_));
         let copies = copies.and_then(|mut copies| {
             if is_weight && !copies.is_empty() {
-                let first = copies.remove(0).on_devices_of(strategy)?.rounded(rounding)?;
+                let first = copies.remove(0).on_devices_of(strategy)?.rounded(strategy, rounding)?;
                 copies.insert(0, first);
             }
             Ok(copies)

@@ -72,14 +72,14 @@ impl Storage {
     ///
     /// # Errors
     /// - [`Error::NotSupported`]: replicas on devices with separate memory update their copies there.
-    pub(super) fn rounded(self, rounding: Option<StochasticRounding>) -> Result<Self> {
+    pub(super) fn rounded(self, strategy: &Strategy, rounding: Option<StochasticRounding>) -> Result<Self> {
         if rounding.is_none() || self.remote().is_some() {
             return Ok(self);
         }
         if self.device_copies.is_some() {
             return Err(Error::NotSupported {
                 operation: "replicate",
-                strategy: "MultiWorkerMirroredStrategy",
+                strategy: strategy.extended().kind(),
                 what: "RowFormat::Bf16 for mirrored tables on devices with separate memory",
                 advice: "store the tables on the workers, by TableHosts::Workers",
             });
