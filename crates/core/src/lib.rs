@@ -77,6 +77,6 @@ pub mod internal {
         pub use crate::strategy::warn_single::{suppress, warn, warn_without_srun};
     }
     pub mod wire {
-        pub use crate::strategy::wire::encode;
+        pub use crate::strategy::wire::{decode_all, encode};
     }
 }

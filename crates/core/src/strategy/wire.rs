@@ -15,7 +15,7 @@ pub fn encode(record: &impl Serialize) -> Bytes {
 ///
 /// # Errors
 /// - [`Error::Worker`]: a record cannot be decoded. The error names the first worker with such a record.
-pub(crate) fn decode_all<T: DeserializeOwned>(operation: &'static str, all: &[Bytes]) -> Result<Vec<T>> {
+pub fn decode_all<T: DeserializeOwned>(operation: &'static str, all: &[Bytes]) -> Result<Vec<T>> {
     let decode = |(worker, bytes): (usize, &Bytes)| {
         postcard::from_bytes(bytes).map_err(|error| {
             let reason =

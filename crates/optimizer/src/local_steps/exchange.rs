@@ -5,7 +5,6 @@ use crate::Inner;
 use crate::header::OuterHeader;
 use crate::rate;
 use crate::step::agreement;
-use bytes::Bytes;
 use distribute_base::internal::Number;
 use distribute_base::{Error, Result};
 use distribute_cluster::{Fingerprint, Operation};
@@ -20,7 +19,7 @@ pub(super) enum Calls<'a> {
     /// The calls are parts of a step, made by the member of its leader.
     InStep { member: &'a Member, fingerprint: &'a Fingerprint },
     /// The calls are made between two runs.
-    Between { optimizer: &'a Inner, operation: &'static str, at: &'static Location<'static> },
+    Between { optimizer: &'a Inner, at: &'static Location<'static> },
 }
 
 impl Calls<'_> {
@@ -36,7 +35,7 @@ impl Calls<'_> {
                 let calling = member.group_call(|| fingerprint.part(part));
                 calling.map(make).transpose().map_err(failure(operation))
             }
-            Calls::Between { optimizer, operation, at } => {
+            Calls::Between { optimizer, at } => {
                 let rule = optimizer.groups.rule().name();
                 let detail = || format!("finish_local_steps of {rule} {}: {part}", optimizer.number);
                 let call = || Fingerprint::new(Operation::Minimize, detail(), *at);
@@ -70,7 +69,7 @@ pub(super) fn sum(
     })?;
     let Some(exchanged) = exchanged else { return mine.take().unwrap_or_else(|| Err(missing())) };
     let (mine, records) = exchanged.map_err(|error| strategy.with_process(error))?;
-    let headers = decode(operation, &records)?;
+    let headers: Vec<OuterHeader> = wire::decode_all(operation, &records)?;
     if headers.iter().any(|other| other.settings != header.settings) {
         let differences = calls.make(operation, "its settings", |mut calling| {
             agreement::exchange_settings(&mut calling, &optimizer.settings())
@@ -111,15 +110,4 @@ fn sum_vector<F: Number + Real>(
         Ok(sum)
     })?;
     Ok(sum.unwrap_or(mine))
-}
-
-fn decode(operation: &'static str, records: &[Bytes]) -> Result<Vec<OuterHeader>> {
-    let decode = |(worker, record): (usize, &Bytes)| {
-        postcard::from_bytes(record).map_err(|error| {
-            let reason =
-                format!("its record cannot be read ({error}); all workers have to run the same program");
-            Error::worker_failed(worker, Error::invalid(operation, reason))
-        })
-    };
-    records.iter().enumerate().map(decode).collect()
 }

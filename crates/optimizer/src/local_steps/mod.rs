@@ -1,8 +1,8 @@
 //! Local steps: each worker makes some steps alone, after which the workers agree on new weights in an *outer step*.
 //!
 //! A local step is a step of this worker's replicas, as if there were no other workers. An outer step belongs to the
-//! last of them: if it fails, that step has not been made, so all workers stay at the same place. The place is compared
-//! when a step begins.
+//! last of them: if it fails on a worker, that worker has not made the step. The place within the local steps is
+//! compared when a step begins.
 //!
 //! | module | contents |
 //! |---|---|
@@ -12,7 +12,7 @@
 //! | `state` | local steps in a checkpoint |
 
 // - **INV-98** After an outer step, all workers have the same weights and the same outer momentum, to the bit. A step
-//   that ends with an outer step is made completely or not at all. Tests: `multi_worker/local_steps.rs`,
+//   that ends with an outer step is made completely or not at all on each worker. Tests: `multi_worker/local_steps.rs`,
 //   `optimizer/src/local_steps/outer.rs`.
 
 mod exchange;
@@ -193,7 +193,7 @@ impl LocalTraining {
         if lock(&self.state).since == 0 {
             return Ok(());
         }
-        let calls = Calls::Between { optimizer, operation: OPERATION, at };
+        let calls = Calls::Between { optimizer, at };
         self.agree(optimizer, OPERATION, &calls, &header(optimizer))?;
         self.strategy.record_write();
         Ok(())

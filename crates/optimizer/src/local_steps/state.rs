@@ -8,7 +8,6 @@ use super::flat::Flat;
 use super::{LocalTraining, State};
 use crate::Inner;
 use crate::parameters::Parameters;
-use bytes::Bytes;
 use distribute_base::internal::lock;
 use distribute_base::{Error, Result};
 use distribute_checkpoint::{Reader, Writer};
@@ -78,14 +77,7 @@ impl LocalTraining {
             None => vec![own],
             Some(records) => {
                 self.gather_slots(optimizer, prefix, writer)?;
-                let decode = |(worker, record): (usize, &Bytes)| {
-                    let unreadable = |error: postcard::Error| {
-                        let reason = format!("its record cannot be read ({error})");
-                        Error::worker_failed(worker, Error::invalid(SAVE, reason))
-                    };
-                    postcard::from_bytes(record).map_err(unreadable)
-                };
-                records.iter().enumerate().map(decode).collect::<Result<Vec<_>>>()?
+                wire::decode_all(SAVE, &records)?
             }
         };
         let saved = serde_json::to_value(Saved { since, workers }).unwrap_or_default();

@@ -1,5 +1,6 @@
 //! A worker fails and another replaces it: the weights are those of a training without interruption (INV-42).
 
+mod autoencoder;
 mod cell;
 mod compressed;
 mod dealt;
