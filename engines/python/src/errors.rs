@@ -1,12 +1,7 @@
-//! The exceptions, and waits that Ctrl-C ends.
+//! The exceptions.
 
 use distribute_ps_tables::ChannelError;
 use pyo3::prelude::*;
-use std::sync::mpsc::{RecvTimeoutError, sync_channel};
-use std::time::Duration;
-
-/// The time between two checks for signals.
-const SLICE: Duration = Duration::from_millis(50);
 
 /// An error of this crate, which becomes one of the package's exceptions.
 #[derive(Debug)]
@@ -84,32 +79,6 @@ impl Error {
         match made {
             Ok(exception) => PyErr::from_value(exception),
             Err(error) => error,
-        }
-    }
-}
-
-/// Does some work on another thread, without Python's lock, and waits for its result. A signal handler that raises an
-/// exception, such as that of Ctrl-C, ends the wait. The work has a deadline, and continues until then.
-pub fn without_lock<T: Send + 'static>(
-    py: Python<'_>,
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-) -> PyResult<T> {
-    let (done, result) = sync_channel(1);
-    let work = move || drop(done.send(work()));
-    std::thread::Builder::new().name("distribute-client".into()).spawn(work)?;
-    // Only one thread at a time waits for this channel, but Python requires that others could.
-    let mut result = std::sync::Mutex::new(result);
-    loop {
-        let received = py.detach(|| match result.get_mut() {
-            Ok(result) => result.recv_timeout(SLICE),
-            Err(_) => Err(RecvTimeoutError::Disconnected),
-        });
-        match received {
-            Ok(result) => return result.map_err(|error| error.raise(py)),
-            Err(RecvTimeoutError::Timeout) => py.check_signals()?,
-            Err(RecvTimeoutError::Disconnected) => {
-                return Err(Error::Other("a thread of the client has panicked".into()).raise(py));
-            }
         }
     }
 }

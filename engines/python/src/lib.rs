@@ -9,7 +9,8 @@
 //! | `calls` | requests to several servers at once, and their responses |
 //! | `rules` | `Rule` and `Initializer` |
 //! | `arrays` | numpy's arrays from tensors, and tensors from arrays |
-//! | `errors` | the exceptions, and waits that Ctrl-C ends |
+//! | `errors` | the exceptions |
+//! | `threads` | work without Python's lock, and waits that Ctrl-C ends |
 //!
 //! Requests are sent by threads that do not hold Python's lock. The classes, and the meaning of all arguments, are
 //! documented in `python/distribute_client/__init__.pyi`.
@@ -23,9 +24,15 @@ mod rules;
 mod saved;
 mod servers;
 mod tables;
+mod threads;
 mod variable;
 
 use pyo3::prelude::*;
+
+/// Keeps the memory of rows that were looked up or pushed for the next call. The system's allocator returns such blocks
+/// to the kernel, whose page faults took a third of a push.
+#[global_allocator]
+static MEMORY: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// The compiled part of the package `distribute_client`.
 #[pymodule]

@@ -2,10 +2,11 @@
 
 use crate::arrays::{dtype_of, tensor};
 use crate::calls::Calls;
-use crate::errors::{Error, Result, without_lock};
+use crate::errors::{Error, Result};
 use crate::rules::{Initializer, Rule};
 use crate::saved::SavedState;
 use crate::tables::{Initial, Shards, list};
+use crate::threads::without_lock;
 use crate::variable::Variable;
 use distribute_checkpoint::{Reader, Writer};
 use distribute_cluster::{ClusterSpec, Job, Task};

@@ -2,9 +2,10 @@
 
 use crate::arrays::{array, ids, tensor};
 use crate::calls::Calls;
-use crate::errors::{Error, without_lock};
+use crate::errors::Error;
 use crate::rules::Rule;
 use crate::tables::{Rows, Shards};
+use crate::threads::without_lock;
 use distribute_optim::Step;
 use distribute_ps_tables::Push;
 use distribute_tensor::Write;
