@@ -111,3 +111,7 @@ pub const ENDED: &str = "it has ended";
 /// The reason that other workers receive for the disconnect of a worker that has [left](Mesh::leave) for a new
 /// rendezvous.
 pub const LEFT: &str = "it has left to re-form the group";
+
+/// The beginning of the reason for the disconnect of a peer that has sent something other than frames.
+#[doc(hidden)]
+pub const UNDECODABLE: &str = "its data cannot be decoded";

@@ -280,7 +280,7 @@ impl Link {
                         Ok(body) => events.push(Event::Message(self.peer, Message { head, body })),
                         Err(error) => {
                             state.stream.end();
-                            return Some(format!("its data cannot be decoded: {error}"));
+                            return Some(format!("{}: {error}", crate::UNDECODABLE));
                         }
                     }
                 }
@@ -289,7 +289,7 @@ impl Link {
                 Ok(Some(Frame::Leave)) => return Some(crate::LEFT.to_owned()),
                 Err(error) => {
                     state.stream.end();
-                    return Some(format!("its data cannot be decoded: {error}"));
+                    return Some(format!("{}: {error}", crate::UNDECODABLE));
                 }
             }
         }

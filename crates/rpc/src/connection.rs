@@ -6,7 +6,7 @@ use crate::memory_budget::{CallPermit, NoRoom, OpenCalls};
 use crate::service::{Call, Reply, Service};
 use distribute_cluster::{Deadline, Task};
 use distribute_log::warn_or_stderr;
-use distribute_net::{Endpoint, Message, PollOutcome, Receiver};
+use distribute_net::{Endpoint, Message, PollOutcome, Receiver, UNDECODABLE};
 use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,6 +23,9 @@ const POLL_TIME: Duration = Duration::from_millis(2);
 
 /// The reason for closing a connection over which something other than a call was received.
 const NO_CALL: &str = "it sent something other than a call";
+
+/// The beginning of the reason for closing a connection over which too many calls were received.
+const TOO_MANY: &str = "it has more calls without an answer than";
 
 /// The maximum time for which a connection's thread sleeps until it looks again for a call or for the server's end.
 const SLEEP: Duration = Duration::from_millis(500);
@@ -116,7 +119,7 @@ impl Inbox {
     /// Returns the entry for a call that is not kept because it exceeds the limits described by `full`. The call is
     /// answered with an error when its turn comes. The error is the reason why the connection must be closed instead.
     fn refuse(&self, full: &NoRoom, message: Message) -> Result<(IncomingCall, CallPermit), String> {
-        let too_many = |_| format!("it has more than {} calls without an answer", self.open.max());
+        let too_many = |_| format!("{TOO_MANY} {}", self.open.max());
         let NoRoom::Bytes { own, taken, max } = *full else { return Err(too_many(NoRoom::Calls)) };
         let bytes = message.head.len() + message.body.len();
         let Ok(Frame::Call { id, .. }) = Frame::decode(message) else { return Err(NO_CALL.to_owned()) };
@@ -153,8 +156,19 @@ impl Receiver for Inbox {
     }
 }
 
-/// Answers the calls of a connection until it or the server ends, and then closes the connection.
-pub(crate) fn serve(endpoint: &Arc<Endpoint>, inbox: &Inbox, me: &Arc<Task>, services: &Services) {
+/// Returns whether a connection was closed for this reason because its peer does not follow the protocol.
+fn is_violation(reason: &str) -> bool {
+    reason == NO_CALL || reason.starts_with(TOO_MANY) || reason.starts_with(UNDECODABLE)
+}
+
+/// Answers the calls of a connection until it or the server ends, and then closes the connection. Returns a message for
+/// the server's log if the caller did not follow the protocol.
+pub(crate) fn serve(
+    endpoint: &Arc<Endpoint>,
+    inbox: &Inbox,
+    me: &Arc<Task>,
+    services: &Services,
+) -> Option<String> {
     let caller = endpoint.peer().clone();
     let reason = loop {
         let (arrived, permit) = match inbox.next(endpoint) {
@@ -189,4 +203,5 @@ pub(crate) fn serve(endpoint: &Arc<Endpoint>, inbox: &Inbox, me: &Arc<Task>, ser
     tracing::debug!(%caller, reason, "a connection was closed");
     inbox.close();
     endpoint.close();
+    is_violation(&reason).then(|| format!("{me} has closed the connection of {caller}: {reason}"))
 }

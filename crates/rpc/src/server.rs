@@ -17,7 +17,7 @@ use std::time::Duration;
 /// The maximum interval at which the thread that accepts callers checks whether the server has ended.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The interval between two log messages that count the connections for which no thread could be started.
+/// The interval between two log messages that count failures of the same kind.
 const FAILURE_COUNT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The maximum time that a server waits, when it ends, for services that still process a call.
@@ -226,6 +226,15 @@ impl Drop for Server {
     }
 }
 
+/// The kinds of failures of connections that are logged.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Failure {
+    /// No thread could be started for a connection.
+    NotServed,
+    /// The caller did not follow the protocol.
+    Violation,
+}
+
 /// Accepts callers until the server ends. Ends the server if its lease expires, or if no more callers can be accepted.
 fn accept(mut ready: Ready, me: &Arc<Task>, shutdown: &Arc<Shutdown>) {
     let services = Arc::new(std::mem::take(&mut ready.services));
@@ -243,10 +252,21 @@ fn accept(mut ready: Ready, me: &Arc<Task>, shutdown: &Arc<Shutdown>) {
             seats.take(Source::new(from).task(caller.clone()))
         });
         lease.look();
-        for ((), count) in failures.due(began.elapsed()) {
+        for violation in shutdown.take_violations() {
+            if failures.record(Failure::Violation, began.elapsed()) {
+                warn_or_stderr(|| tracing::warn!("{violation}"));
+            }
+        }
+        for (kind, count) in failures.due(began.elapsed()) {
             let seconds = FAILURE_COUNT_INTERVAL.as_secs();
-            warn_or_stderr(|| {
-                tracing::warn!("{me} could not serve {count} more connections within {seconds} s")
+            warn_or_stderr(|| match kind {
+                Failure::NotServed => {
+                    tracing::warn!("{me} could not serve {count} more connections within {seconds} s");
+                }
+                Failure::Violation => tracing::warn!(
+                    "{me} has closed {count} more connections within {seconds} s, whose callers do not follow the \
+                     protocol"
+                ),
             });
         }
         if shutdown.is_leased() {
@@ -257,7 +277,7 @@ fn accept(mut ready: Ready, me: &Arc<Task>, shutdown: &Arc<Shutdown>) {
                 for arrival in arrivals {
                     let caller = arrival.caller().clone();
                     if let Err(error) = connect(arrival, &ready, me, &services, shutdown)
-                        && failures.record((), began.elapsed())
+                        && failures.record(Failure::NotServed, began.elapsed())
                     {
                         warn_or_stderr(|| tracing::warn!("{me} cannot serve {caller}: {error}"));
                     }
@@ -284,14 +304,14 @@ fn connect(
     let (entered, owner) = (inbox.clone(), shutdown.clone());
     let thread = Builder::new().name("distribute-calls".to_owned());
     let started = thread.spawn(move || {
-        serve(&endpoint, &inbox, &me, &services);
+        let violation = serve(&endpoint, &inbox, &me, &services);
         // Given answers still arrive, and a thread that waits for the end finds that the services were
         // dropped.
         drop(endpoint);
         drop(services);
-        shutdown.leave(&inbox);
+        shutdown.leave(&inbox, violation);
     });
-    started.map(drop).inspect_err(|_| owner.leave(&entered))
+    started.map(drop).inspect_err(|_| owner.leave(&entered, None))
 }
 
 #[cfg(test)]

@@ -37,6 +37,8 @@ pub(crate) struct Shutdown {
 struct State {
     end: Option<ShutdownReason>,
     connections: Vec<Connection>,
+    /// The messages about closed connections whose callers did not follow the protocol, until they are logged.
+    violations: Vec<String>,
 }
 
 #[derive(Debug)]
@@ -89,10 +91,18 @@ impl Shutdown {
         }
     }
 
-    /// Removes a connection.
-    pub fn leave(&self, inbox: &Arc<Inbox>) {
-        self.state.lock().connections.retain(|other| !Arc::ptr_eq(&other.inbox, inbox));
+    /// Removes a connection. The message says how its caller did not follow the protocol, if that is why it was closed.
+    pub fn leave(&self, inbox: &Arc<Inbox>, violation: Option<String>) {
+        let mut state = self.state.lock();
+        state.connections.retain(|other| !Arc::ptr_eq(&other.inbox, inbox));
+        state.violations.extend(violation);
+        drop(state);
         self.changed.notify_all();
+    }
+
+    /// Returns and forgets the messages about callers that did not follow the protocol.
+    pub fn take_violations(&self) -> Vec<String> {
+        std::mem::take(&mut self.state.lock().violations)
     }
 
     /// Waits for the end. Returns `None` if the server has not ended within `timeout`.

@@ -4,7 +4,7 @@ use crate::support::{self, PATIENCE, client, patient, ps, server};
 use distribute_cluster::{ClusterSpec, Job, Stopwatch};
 use distribute_net::handshake::{Caller, HandshakeDecoder, Hello, Purpose, caller};
 use distribute_net::{Identity, Message, Settings, job_name};
-use distribute_rpc::{CallError, Client, ClientBuilder, Server};
+use distribute_rpc::{CallError, Client, ClientBuilder};
 use distribute_testing::child::{Killed, command, part};
 use distribute_testing::{SplitMix, watched};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -20,15 +20,21 @@ fn serve_for_ever() -> ! {
     unreachable!("nobody ends it");
 }
 
-/// Starts this server in a process, with a client of it.
-fn process(test: &str, settings: Settings) -> (Killed, Client) {
+/// Starts this server in a process, and returns its address.
+fn process(test: &str) -> (Killed, String) {
     let mut child = Killed(command(test, "serve").spawn().unwrap());
     let out = BufReader::new(child.0.stdout.take().unwrap());
     // The watchdog of the test ends a process that says nothing.
     let at = out.lines().map_while(Result::ok).find_map(|line| {
         line.split_once("at 127.0.0.1:").map(|(_, port)| format!("127.0.0.1:{}", port.trim()))
     });
-    let cluster = ClusterSpec::from_lists([("ps", [at.unwrap()])]).unwrap();
+    (child, at.unwrap())
+}
+
+/// Starts this server in a process, with a client of it.
+fn process_and_client(test: &str, settings: Settings) -> (Killed, Client) {
+    let (child, address) = process(test);
+    let cluster = ClusterSpec::from_lists([("ps", [address])]).unwrap();
     let clients = ClientBuilder::new(cluster, Job::Chief.task(0)).credentials(Identity::None);
     (child, clients.settings(settings).connect(&ps(), PATIENCE).unwrap())
 }
@@ -47,7 +53,8 @@ fn a_killed_server_is_noticed_at_once() {
         serve_for_ever();
     }
     watched(|| {
-        let (mut process, client) = process("failures::a_killed_server_is_noticed_at_once", patient());
+        let (mut process, client) =
+            process_and_client("failures::a_killed_server_is_noticed_at_once", patient());
         std::thread::scope(|scope| {
             let started = [(); 4].map(|()| client.start("never", Message::default(), PATIENCE).unwrap());
             let calls = started.map(|call| scope.spawn(|| call.wait(Duration::from_secs(3600))));
@@ -74,7 +81,8 @@ fn a_stopped_server_is_lost_after_its_silence() {
             shutdown_idle_timeout: Duration::from_millis(100),
             ..patient()
         };
-        let (process, client) = process("failures::a_stopped_server_is_lost_after_its_silence", settings);
+        let (process, client) =
+            process_and_client("failures::a_stopped_server_is_lost_after_its_silence", settings);
         let pid = process.0.id().to_string();
         assert!(std::process::Command::new("kill").args(["-STOP", &pid]).status().unwrap().success());
         let error = client.call("never", Message::default(), Duration::from_secs(3600)).unwrap_err();
@@ -82,9 +90,9 @@ fn a_stopped_server_is_lost_after_its_silence() {
     });
 }
 
-/// Returns a connection that was authenticated by hand.
-fn authenticated(server: &Server) -> TcpStream {
-    let mut socket = TcpStream::connect(server.address().to_string()).unwrap();
+/// Returns a connection to a server that was authenticated by hand.
+fn authenticated(address: &str) -> TcpStream {
+    let mut socket = TcpStream::connect(address).unwrap();
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
     let purpose = Purpose::Call { from: Job::Chief.task(0), to: ps() };
     let job = job_name();
@@ -144,7 +152,7 @@ fn garbage_closes_only_the_connection_that_sent_it() {
             frame(1, 9, 0, &[2; 9]),
             cut_off.clone(),
         ] {
-            let mut socket = authenticated(&server);
+            let mut socket = authenticated(&server.address().to_string());
             let _ = socket.write_all(&bytes);
             if bytes == cut_off {
                 let _ = socket.shutdown(std::net::Shutdown::Write);
@@ -158,7 +166,7 @@ fn garbage_closes_only_the_connection_that_sent_it() {
             assert_eq!(echo.body, body);
         }
         // A good call by hand is answered.
-        let mut socket = authenticated(&server);
+        let mut socket = authenticated(&server.address().to_string());
         socket.write_all(&frame(1, good.len() as u32, 2, &[&good[..], b"hi"].concat())).unwrap();
         let mut answer = Vec::new();
         while !answer.ends_with(b"hi") {
@@ -168,5 +176,31 @@ fn garbage_closes_only_the_connection_that_sent_it() {
         }
         drop(socket);
         support::until("the end of their connections", || server.connections() == 1);
+    });
+}
+
+// INV-84
+#[test]
+fn a_caller_that_does_not_follow_the_protocol_is_named_in_the_log() {
+    if part().is_some() {
+        serve_for_ever();
+    }
+    watched(|| {
+        let name = "failures::a_caller_that_does_not_follow_the_protocol_is_named_in_the_log";
+        for (bytes, reason) in [
+            (
+                frame(9, 0, 0, b""),
+                "its data cannot be decoded: a frame begins with [09, 00, 00, 00], which is not",
+            ),
+            (frame(1, 0, 0, b""), "it sent something other than a call"),
+        ] {
+            // A server only counts the next one, so each has its own.
+            let (mut child, address) = process(name);
+            let mut socket = authenticated(&address);
+            socket.write_all(&bytes).unwrap();
+            let mut lines = BufReader::new(child.0.stderr.take().unwrap()).lines().map_while(Result::ok);
+            let expected = format!("ps 0 has closed the connection of chief 0: {reason}");
+            assert!(lines.any(|line| line.contains(&expected)), "{expected}");
+        }
     });
 }
