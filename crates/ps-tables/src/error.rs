@@ -245,6 +245,19 @@ pub enum Error {
         /// The maximum memory in bytes that the tables may occupy.
         limit: usize,
     },
+    /// The partition of a variable divides another number of rows than the variable has.
+    #[error(
+        "create: a variable of shape {shape:?} has {expected} rows, but its partition divides {found}; the shape is that \
+         of the complete variable, also for a shard"
+    )]
+    PartitionRows {
+        /// The shape that was given.
+        shape: Vec<usize>,
+        /// The number of rows of this shape.
+        expected: usize,
+        /// The number of rows that the partition divides.
+        found: usize,
+    },
     /// The variable has no shard with this index.
     #[error("create: there is no shard {shard} of a variable of shape {shape:?} in {shards} shards")]
     NoShard {

@@ -15,7 +15,7 @@ use std::ops::Range;
 ///
 /// An initializer can be serialized and sent to a server.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(into = "Parts", from = "Parts")]
+#[serde(into = "Parts", try_from = "Parts")]
 pub struct Initializer {
     seed: u64,
     /// The hash of the variable's name.
@@ -45,17 +45,19 @@ impl From<Initializer> for Parts {
     }
 }
 
-impl From<Parts> for Initializer {
-    fn from(Parts { seed, stream, kind, parameters: [a, b] }: Parts) -> Self {
-        Self::of_stream(
-            match kind {
-                0 => Distribution::Constant(a),
-                1 => Distribution::Uniform { lo: a, up: b },
-                _ => Distribution::Normal { mean: a, stdev: b },
-            },
-            seed,
-            stream,
-        )
+impl TryFrom<Parts> for Initializer {
+    type Error = &'static str;
+
+    fn try_from(
+        Parts { seed, stream, kind, parameters: [a, b] }: Parts,
+    ) -> std::result::Result<Self, Self::Error> {
+        let distribution = match kind {
+            0 => Distribution::Constant(a),
+            1 => Distribution::Uniform { lo: a, up: b },
+            2 => Distribution::Normal { mean: a, stdev: b },
+            _ => return Err("an initializer of an unknown kind"),
+        };
+        Ok(Self::of_stream(distribution, seed, stream))
     }
 }
 

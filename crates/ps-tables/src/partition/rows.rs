@@ -195,7 +195,7 @@ impl RowPartition {
     pub(crate) fn require_shard(&self, shape: &[usize], shard: usize) -> Result<()> {
         let rows = shape.first().copied().unwrap_or(1);
         if self.rows != rows {
-            return Err(Error::Rows { operation: "initialize", expected: rows, found: self.rows });
+            return Err(Error::PartitionRows { shape: shape.to_vec(), expected: rows, found: self.rows });
         }
         if shard >= self.shards {
             return Err(Error::NoShard { shard, shape: shape.to_vec(), shards: self.shards });

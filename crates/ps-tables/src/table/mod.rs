@@ -112,7 +112,7 @@ impl Table {
     /// independently of the partition.
     ///
     /// # Errors
-    /// - [`Error::Rows`]: the partition has a different number of rows.
+    /// - [`Error::PartitionRows`]: the partition has a different number of rows.
     /// - [`Error::NoShard`]: the partition has no shard with this index.
     /// - [`Error::Tensor`]: the dtype cannot be initialized.
     /// - [`Error::NoMemory`]: the table does not fit into memory.

@@ -110,7 +110,11 @@ fn a_refused_operation_of_a_table_explains_and_changes_nothing() {
     let initialized = |shape: &[usize], dtype, rows| {
         Table::initialized("t", shape, dtype, &uniform, (RowPartition::div(rows, 2), 0)).map(drop)
     };
-    assert_message(initialized(&[3, 2], DType::F32, 4).unwrap_err(), "initialize: expected 3 rows, found 4");
+    assert_message(
+        initialized(&[3, 2], DType::F32, 4).unwrap_err(),
+        "create: a variable of shape [3, 2] has 3 rows, but its partition divides 4; the shape is that of the complete \
+         variable, also for a shard",
+    );
     assert_message(
         initialized(&[3, 2], DType::I32, 3).unwrap_err(),
         "a random initial value is not defined for int32",
