@@ -2,7 +2,7 @@
 
 use super::request::{put_request, take_request};
 use super::tensor::{Body, Malformed, Rest, wire_code, wire_of};
-use super::{VERSION, put_head, take_head};
+use super::{OTHER_VERSION, VERSION, put_head, take_head};
 use bytes::Bytes;
 use distribute_cluster::bounded::Budget;
 use distribute_net::Message;
@@ -122,7 +122,7 @@ impl Call {
         let (acknowledged, rest) = match head.split_first() {
             Some((&VERSION, [acknowledged @ (0 | 1), rest @ ..])) => (*acknowledged == 1, rest),
             Some((&VERSION, _)) => return Err(Malformed("no flag whether a change was acknowledged")),
-            Some(_) => return Err(Malformed("another version than that of this server")),
+            Some(_) => return Err(OTHER_VERSION),
             None => return Err(Malformed("no head")),
         };
         let (CallHead { client, first, wire, batch }, rest) = take_head(rest, &budget)?;

@@ -32,6 +32,9 @@ use distribute_cluster::bounded::{Budget, SHORT};
 /// The first byte of every head: the version of this format.
 const VERSION: u8 = 3;
 
+/// The error about a call of another version.
+const OTHER_VERSION: Malformed = Malformed("another version of requests than 3, which this server has");
+
 /// Appends a head to `to`.
 fn put_head(head: &impl serde::Serialize, to: Vec<u8>) -> Result<Vec<u8>, Malformed> {
     postcard::to_extend(head, to).map_err(|_| Malformed("a head that cannot be encoded"))

@@ -287,7 +287,8 @@ fn mutated_calls_and_answers_are_errors_or_others() {
 fn an_invalid_call_gets_a_reason() {
     let says = |message: Message| Call::decode(message).unwrap_err().to_string();
     assert_eq!(says(Message::new("", "")), "it has no head");
-    assert_eq!(says(Message::new("\u{7}x", "")), "it has another version than that of this server");
+    let other = format!("it has another version of requests than {VERSION}, which this server has");
+    assert_eq!(says(Message::new("\u{7}x", "")), other);
     let list = message(Request::List, Wire::Full);
     assert_eq!(says(Message::new(list.head.clone(), "x")), "it has more in its body than its heads announce");
     let many = message(Request::Batch(vec![Request::List; MAX_REQUESTS + 1]), Wire::Full);

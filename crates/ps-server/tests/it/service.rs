@@ -358,10 +358,20 @@ fn invalid_requests_are_refused_and_the_server_continues() {
         let server = server(cluster(0), ParameterServer::new(), Identity::None);
         let clients = clients(server.cluster(), 2, Identity::None);
         let stranger = clients.connect(&ps(), PATIENCE).unwrap();
-        for message in [Message::default(), Message::new("garbage", "more"), Message::new("\u{1}\u{1}", "")] {
+        // An initializer of a kind that no version has: a head of `Create` with `Contents::Initialized`.
+        let create =
+            [&b"\x03\0\x4d\0\0\0\0\x01t\x01\x01\x02\x02\x01\x01\x03"[..], &[0; 16], &[0, 2, 1, 0, 0]]
+                .concat();
+        for (message, reason) in [
+            (Message::default(), "no head"),
+            (Message::new("garbage", "more"), "another version of requests than "),
+            (Message::new("\u{3}\u{2}", ""), "no flag whether a change was acknowledged"),
+            (Message::new(create, ""), "a head that cannot be decoded"),
+        ] {
             let answer = stranger.call(SERVICE, message, PATIENCE).unwrap();
             let text = String::from_utf8_lossy(&answer.head).into_owned();
-            assert!(text.contains("worker 2 sent something other than a request: it has "), "{text}");
+            let expected = format!("worker 2 sent something other than a request: it has {reason}");
+            assert!(text.contains(&expected), "{text}");
         }
         let ps = connection(server.cluster(), 0);
         let error = ps.call(
