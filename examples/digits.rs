@@ -14,7 +14,7 @@ use distribute::cluster::deadline::Stopwatch;
 use distribute::data::Csv;
 use distribute::monitor::Monitor;
 use distribute::net::{Certificates, Credentials};
-use distribute::nn::{Linear, linear, loss}; // candle_nn's layers work as well, at half the speed
+use distribute::nn::{Linear, MixedPrecision, linear, loss}; // candle_nn's layers work as well, at half the speed
 use distribute::strategy::{Compression, Links, LocalSteps, MultiWorkerMirroredStrategyBuilder, Outer};
 use distribute::summary::SummaryWriter;
 use distribute::{prelude::*, trace};
@@ -49,6 +49,9 @@ struct Options {
     /// The number of workers that train together, as threads of this process
     #[arg(long)]
     workers: Option<usize>,
+    /// The precision in which layers compute: off (f32), bf16 or f16
+    #[arg(long, value_name = "PRECISION", default_value = "off")]
+    mixed_precision: MixedPrecision,
     /// The form in which workers send gradients: none, f16, bf16, 8bit, topk or lowrank-R, such as lowrank-4
     #[arg(long, value_name = "FORM", default_value = "none")]
     compression: Compression,
@@ -206,6 +209,7 @@ fn train(
     training: &Digits,
     held_out: &Digits,
 ) -> distribute::Result<Trained> {
+    strategy.set_mixed_precision(options.mixed_precision);
     let examples = training.cardinality().finite().unwrap_or(0);
     let model = strategy.replicate_seeded(options.seed, Mlp::new)?;
     let optimizer = Adam::new(&model.variables, LEARNING_RATE)?;

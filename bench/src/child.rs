@@ -3,6 +3,7 @@
 use super::coordinator;
 use super::figure::{About, Better, Effort, Figure, Target};
 use super::growth;
+use super::precision;
 use super::program::PATIENCE;
 use super::sample::Sample;
 use super::servers;
@@ -85,6 +86,7 @@ pub fn run(name: &str) -> Result<()> {
         "memory_mlp" => fifty_steps::<Mlp>(),
         "memory_recommender" => fifty_steps::<Recommender>(),
         _ if name.starts_with("workers/") => workers::child::run(name),
+        _ if name.starts_with(precision::CHILD) => precision::child(name),
         _ if name.starts_with(servers::CHILD) => servers::child(name),
         _ if name.starts_with(coordinator::CHILD) => coordinator::child(name),
         _ => growth::child(name),

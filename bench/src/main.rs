@@ -17,6 +17,7 @@
 //! | [`drift`] | the cost of comparing variables between workers |
 //! | [`memory`], [`error`] | memory bandwidth; errors of invalid requests |
 //! | [`growth`] | the growth of a step's time and memory |
+//! | [`precision`] | speed, loss and memory of trainings in f32, bf16 and f16 |
 //! | [`saves`] | the time of steps while a checkpoint is saved in the background |
 //! | [`steps`] | steps without a measurement, for counting instructions |
 
@@ -43,6 +44,7 @@ mod options;
 mod output;
 mod peers;
 mod plot;
+mod precision;
 mod products;
 mod program;
 mod recorded;
@@ -109,6 +111,9 @@ fn run(arguments: &Arguments) -> Result<()> {
     let (rounds, plot) = (arguments.rounds, arguments.plot.as_deref());
     if arguments.growth {
         return growth::run(filter, rounds, seconds, arguments.form(), plot);
+    }
+    if arguments.precision {
+        return precision::run(rounds, arguments.quick, arguments.form());
     }
     if let Some(folder) = &arguments.saves {
         return saves::run(folder, rounds, arguments.quick, arguments.form());

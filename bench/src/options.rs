@@ -36,6 +36,9 @@ pub struct Arguments {
     /// for 1,000 machines, instead of the figures
     #[arg(long, conflicts_with = "growth")]
     pub worlds: bool,
+    /// Show speed, loss and memory of trainings in f32, bf16 and f16, instead of the figures
+    #[arg(long, conflicts_with_all = ["growth", "worlds", "saves"])]
+    pub precision: bool,
     /// Show the time of steps while a checkpoint of 600 MB is saved in this folder, instead of the figures
     #[arg(long, value_name = "FOLDER", conflicts_with_all = ["growth", "worlds"])]
     pub saves: Option<PathBuf>,
@@ -43,7 +46,7 @@ pub struct Arguments {
     /// figures. The link between them has this rate (1gbit, 100mbit, unlimited; several separated by commas). Needs
     /// root, and ip and tc of iproute2
     #[arg(long, value_name = "RATE", value_delimiter = ',')]
-    #[arg(conflicts_with_all = ["growth", "saves", "worlds", "list", "plot", "record"])]
+    #[arg(conflicts_with_all = ["growth", "precision", "saves", "worlds", "list", "plot", "record"])]
     pub link: Vec<link::Rate>,
     /// Plot the ratios, or the growth, as SVG to this file
     #[arg(long)]

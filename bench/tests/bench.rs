@@ -195,6 +195,16 @@ fn steps_are_shown_beside_those_during_a_save() {
 }
 
 #[test]
+fn trainings_in_half_precision_are_shown_beside_f32() {
+    let lines = bench(&["--precision", "--json", "--quick", "--rounds", "1"]);
+    let names: Vec<_> = lines.iter().map(|line| line["precision"].as_str().unwrap()).collect();
+    assert_eq!(names, ["off", "bf16", "f16", "off", "bf16", "f16"]);
+    for line in &lines {
+        assert!(line["loss"].as_f64().unwrap() < 3. && line["peak_mib"].as_f64().unwrap() > 1., "{line}");
+    }
+}
+
+#[test]
 fn growth_is_shown_beside_what_its_bytes_allow() {
     let lines = bench(&["--growth", "--json", "--quick", "--rounds", "1", "--filter", "replicas"]);
     assert_eq!(lines.len(), 4);

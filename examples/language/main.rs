@@ -16,8 +16,9 @@ use candle_core::{D, DType, Device, IndexOp, Tensor};
 use candle_nn::VarBuilder;
 use clap::Parser;
 use distribute::cluster::deadline::Stopwatch;
+use distribute::nn::{MixedPrecision, loss, ops};
 use distribute::optimizer::schedules::{CosineDecay, Warmup};
-use distribute::{nn::loss, nn::ops, prelude::*};
+use distribute::prelude::*;
 use model::{Config, Llama};
 use serde_json::json;
 use text::{END, Text};
@@ -40,6 +41,9 @@ struct Options {
     /// The number of passes over the text
     #[arg(long, default_value_t = 1)]
     epochs: usize,
+    /// The precision in which layers compute: off (f32), bf16 or f16
+    #[arg(long, value_name = "PRECISION", default_value = "off")]
+    mixed_precision: MixedPrecision,
     /// The seed of initial weights and of the order of pieces
     #[arg(long, default_value_t = 42)]
     seed: u64,
@@ -59,6 +63,7 @@ fn main() -> distribute::Result<()> {
         Some(replicas) => MirroredStrategy::cpus(replicas)?,
         None => MirroredStrategy::all_cores()?,
     };
+    strategy.set_mixed_precision(options.mixed_precision);
     let config = Config {
         dim: 64,
         hidden_dim: 192,

@@ -2,6 +2,8 @@
 
 use candle_core::DType;
 use std::cell::Cell;
+use std::fmt;
+use std::str::FromStr;
 
 thread_local! {
     static CURRENT: Cell<MixedPrecision> = const { Cell::new(MixedPrecision::Off) };
@@ -63,6 +65,28 @@ impl MixedPrecision {
     }
 }
 
+/// Prints the name of the option of a command line: `off`, `bf16` or `f16`.
+impl fmt::Display for MixedPrecision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            MixedPrecision::Off => "off",
+            MixedPrecision::Bf16 => "bf16",
+            MixedPrecision::F16 => "f16",
+        })
+    }
+}
+
+/// Parses the names that [`Display`](fmt::Display) prints.
+impl FromStr for MixedPrecision {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let all = [MixedPrecision::Off, MixedPrecision::Bf16, MixedPrecision::F16];
+        let found = all.into_iter().find(|one| one.to_string() == name);
+        found.ok_or_else(|| format!("{name:?} is no precision; use off, bf16 or f16"))
+    }
+}
+
 /// A guard that restores the previous precision of the thread when it is dropped.
 #[must_use = "the precision is restored when the guard is dropped"]
 #[derive(Debug)]
@@ -92,6 +116,15 @@ mod tests {
         });
         assert!(panicked.is_err());
         assert_eq!(MixedPrecision::current(), MixedPrecision::Off);
+    }
+
+    #[test]
+    fn names_are_parsed() {
+        for one in [MixedPrecision::Off, MixedPrecision::Bf16, MixedPrecision::F16] {
+            assert_eq!(one.to_string().parse(), Ok(one));
+        }
+        let error = "half".parse::<MixedPrecision>().unwrap_err();
+        assert_eq!(error, "\"half\" is no precision; use off, bf16 or f16");
     }
 
     #[test]
