@@ -4,10 +4,8 @@
 //! Messages from one worker to another keep their order. When all workers have agreed on a call, everything that they
 //! sent before it has therefore arrived, so that no separate round is needed.
 
-use super::inbox::Event;
 use super::schedule::GRAIN;
 use super::{Content, Frame, Group, SessionId};
-use crate::sync::{Mutex, lock};
 use bytes::Bytes;
 use distribute_cluster::World;
 use distribute_tensor::partition::chunk;
@@ -31,18 +29,16 @@ pub struct EarlySend {
     call: u64,
 }
 
-/// The pieces of vectors that were received, which are kept until the call that uses them.
+/// The receiver of pieces of vectors, which stay in the inbox until the call that uses them.
 #[derive(Debug)]
 pub(super) struct EarlyReceiver {
     session: SessionId,
-    pieces: Mutex<Vec<Piece>>,
 }
 
 /// A piece of a vector that a worker has sent.
 #[derive(Debug)]
 pub(super) struct Piece {
     pub(super) from: usize,
-    call: u64,
     pub(super) part: usize,
     pub(super) body: Bytes,
 }
@@ -113,25 +109,66 @@ impl EarlyReceiver {
     /// Creates a receiver for a session. Early vectors of previous sessions, whose calls have failed, are dropped.
     pub(super) fn new(group: &Group, session: SessionId) -> Self {
         let early_session = early_session(session);
-        Self {
-            session: group.inbox.open_at(early_session.name, early_session.number),
-            pieces: Mutex::default(),
-        }
+        Self { session: group.inbox.open_at(early_session.name, early_session.number) }
     }
 
-    /// Takes the pieces for the given call. Pieces for earlier calls are dropped.
+    /// Takes the pieces for the given call. Pieces for earlier calls are dropped. Those for later calls stay in the
+    /// inbox, which limits what a worker may have there.
+    // INV-28
     pub(super) fn take(&self, group: &Group, call: u64) -> Vec<Piece> {
-        let losses_are_known = vec![true; group.world().workers()];
-        let mut pieces = lock(&self.pieces);
-        while let Some(event) = group.inbox.poll(self.session, &losses_are_known) {
-            if let Event::Frame(from, Frame { round: call, content: Content::Early { part, body }, .. }) =
-                event
+        let mut pieces = Vec::new();
+        for (from, frame) in group.inbox.take_until(self.session, call) {
+            if let Frame { round, content: Content::Early { part, body }, .. } = frame
+                && round == call
             {
-                pieces.push(Piece { from, call, part: usize::try_from(part).unwrap_or(usize::MAX), body });
+                pieces.push(Piece { from, part: usize::try_from(part).unwrap_or(usize::MAX), body });
             }
         }
-        let (later, now) = std::mem::take(&mut *pieces).into_iter().partition(|piece| piece.call > call);
-        *pieces = later;
-        now.into_iter().filter(|piece: &Piece| piece.call == call).collect()
+        pieces
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Inbox;
+    use super::super::inbox::tests::Still;
+    use super::*;
+    use std::sync::Arc;
+
+    fn receiver() -> (Group, EarlyReceiver, SessionId) {
+        let world = World::new(2, 0, 1).unwrap();
+        let group = Group::new(world, Arc::new(Still), Inbox::new(2));
+        let session = SessionId { name: 7, number: 1 };
+        let receiver = EarlyReceiver::new(&group, session);
+        (group, receiver, early_session(session))
+    }
+
+    fn piece(session: SessionId, round: u64, part: u64) -> Frame {
+        Frame { session, round, content: Content::Early { part, body: Bytes::from_static(b"numbers") } }
+    }
+
+    #[test]
+    fn pieces_are_taken_by_their_call_and_later_ones_are_kept() {
+        let (group, receiver, session) = receiver();
+        for (round, part) in [(1, 0), (3, 0), (2, 1), (2, 0)] {
+            group.inbox.add(1, piece(session, round, part));
+        }
+        let parts = |call| receiver.take(&group, call).iter().map(|piece| piece.part).collect::<Vec<_>>();
+        assert_eq!(parts(2), [1, 0]);
+        assert_eq!((parts(2), parts(3)), (vec![], vec![0]));
+        assert!(format!("{:?}", group.inbox).contains(" 0 frames"), "{:?}", group.inbox);
+    }
+
+    // INV-28
+    #[test]
+    fn a_worker_that_sends_for_calls_that_nobody_makes_is_lost_and_what_it_sent_has_a_limit() {
+        let (group, receiver, session) = receiver();
+        for call in 0..2_000 {
+            group.inbox.add(1, piece(session, u64::MAX, call));
+            receiver.take(&group, call);
+        }
+        let why = group.inbox.lost(1).unwrap();
+        assert!(why.contains("512 messages that no session receives"), "{why}");
+        assert!(format!("{:?}", group.inbox).contains(" 512 frames"), "{:?}", group.inbox);
     }
 }

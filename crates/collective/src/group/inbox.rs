@@ -1,7 +1,8 @@
 //! The frames received from other workers, which are stored until a session takes them.
 
 // - INV-28: frames that a worker has received and not consumed have half of the memory; beyond that, the worker
-//   that has sent most of them is lost. Tests: `collective/src/group/inbox.rs`.
+//   that has sent most of them is lost. Early vectors of later calls are among them. Tests:
+//   `collective/src/group/inbox.rs`, `collective/src/group/early.rs`.
 
 use super::{Frame, SessionId};
 use crate::sync::{Mutex, MutexGuard, Signal, lock};
@@ -220,6 +221,22 @@ impl Inbox {
     /// Returns the next event of a session without waiting; `None` if there is none yet.
     pub fn poll(&self, session: SessionId, lost_seen: &[bool]) -> Option<Event> {
         lock(&self.0.state).take(session, lost_seen)
+    }
+
+    /// Takes all frames of a session up to and including a round, without waiting. Those of later rounds stay queued.
+    pub(super) fn take_until(&self, session: SessionId, round: u64) -> Vec<(usize, Frame)> {
+        let mut state = lock(&self.0.state);
+        let Some(sessions) = state.names.get_mut(&session.name) else { return Vec::new() };
+        let (mut taken, mut at) = (Vec::new(), 0);
+        while let Some((_, frame)) = sessions.frames.get(at) {
+            if frame.session == session && frame.round <= round {
+                taken.extend(sessions.frames.remove(at));
+            } else {
+                at += 1;
+            }
+        }
+        taken.iter().for_each(|(from, frame)| state.release(*from, frame));
+        taken
     }
 }
 
