@@ -70,7 +70,7 @@ pub mod internal {
     pub use crate::input::DeviceCopier;
     pub use crate::strategy::{
         CHECK_DRIFT_EVERY, Departure, Notice, NoticeDecision, Settings, WeakStrategy, check_count,
-        differences, digest, exchange_in_call, resolve,
+        differences, different_counts, digest, exchange_in_call, resolve,
     };
     pub use crate::variables::{RowSource, UnchangedNorm, rebuild, request_ids, request_rows, row_of_id};
     pub mod warn_single {

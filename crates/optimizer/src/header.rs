@@ -38,6 +38,8 @@ pub(crate) struct StepHeader {
 /// The facts that workers compare before they sum their weights.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct OuterHeader {
+    /// The number of outer steps of the optimizer so far.
+    pub(crate) outer: u64,
     /// The digest of the optimizer's settings.
     pub(crate) settings: u64,
     /// The learning rate; `None` if it follows a schedule, which each worker does by its own steps.

@@ -132,6 +132,10 @@ pub(crate) struct Alone {
     settings: LocalSteps,
     /// The number of local steps since the workers last agreed, of all optimizers together.
     since: u64,
+    /// The number of outer steps, of all optimizers together.
+    outer: u64,
+    /// The number of local steps of optimizers that were dropped before their outer step.
+    abandoned: u64,
 }
 
 impl Strategy {
@@ -152,17 +156,37 @@ impl Strategy {
         self.0.apart.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
     }
 
+    /// Records that the number of an optimizer's outer steps has changed.
+    #[doc(hidden)]
+    pub fn record_outer_steps(&self, before: u64, after: u64) {
+        self.0.outer_steps.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
+    }
+
+    /// Records that an optimizer was dropped this number of local steps after its last outer step.
+    #[doc(hidden)]
+    pub fn record_abandoned_steps(&self, steps: u64) {
+        self.0.abandoned_steps.fetch_add(steps, Ordering::Relaxed);
+    }
+
+    /// Records that the workers have the same weights again, because they have restored the same state.
+    pub(crate) fn forget_abandoned_steps(&self) {
+        self.0.abandoned_steps.store(0, Ordering::Relaxed);
+    }
+
     /// Returns an error if each worker has its own weights at the moment. Returns no error if there are no other
     /// workers, or if this worker makes no calls with them.
     ///
     /// # Errors
     /// - [`Error::Failed`] of the kind `Usage`: the workers have trained alone since the last outer step.
     pub(crate) fn require_agreement(&self, operation: &'static str) -> Result<()> {
-        let Some(settings) = self.0.local_steps else { return Ok(()) };
-        if !self.is_apart() || self.group().is_none() {
+        let Some(alone) = self.alone() else { return Ok(()) };
+        if (alone.since, alone.abandoned) == (0, 0) || self.group().is_none() {
             return Ok(());
         }
-        let (since, steps) = (self.0.apart.load(Ordering::Relaxed), settings.steps);
+        if alone.abandoned > 0 {
+            return Err(abandoned(operation, alone.abandoned));
+        }
+        let (since, steps) = (alone.since, alone.settings.steps);
         let reason = format!(
             "each worker has trained alone for {since} steps since the last outer step, so there is no state of all \
              workers: do this after an outer step (every {steps} steps of an optimizer), or call \
@@ -174,35 +198,59 @@ impl Strategy {
     /// Returns the local steps of this worker; `None` in lock step.
     pub(crate) fn alone(&self) -> Option<Alone> {
         let settings = self.0.local_steps?;
-        Some(Alone { settings, since: self.0.apart.load(Ordering::Relaxed) })
+        let [since, outer, abandoned] = [&self.0.apart, &self.0.outer_steps, &self.0.abandoned_steps]
+            .map(|count| count.load(Ordering::Relaxed));
+        Some(Alone { settings, since, outer, abandoned })
     }
 }
 
-/// Returns the error for workers with different settings, or at different places within their local steps. Returns
-/// `None` if they do not differ.
+/// Returns the error for workers with different settings, or at different positions within their local steps, or with
+/// other weights because an optimizer was dropped between outer steps. Returns `None` if none of this is so.
 pub(crate) fn alone_differently(operation: &'static str, all: &[Option<Alone>]) -> Option<Error> {
     let first = all.first()?;
-    let worker = all.iter().position(|alone| alone != first)?;
     let settings = |alone: &Option<Alone>| alone.map(|alone| alone.settings);
-    let reason = if settings(&all[worker]) == settings(first) {
-        let since: Vec<_> = all.iter().flatten().map(|alone| alone.since.to_string()).collect();
-        format!(
-            "the workers have made different numbers of local steps since the last outer step ({}, by worker), because a \
-             step has failed on some of them: restore the last checkpoint on all workers",
-            since.join(", ")
-        )
-    } else {
+    if let Some(worker) = all.iter().position(|alone| settings(alone) != settings(first)) {
         let describe = |alone: &Option<Alone>| match settings(alone) {
             Some(settings) => format!("{settings:?}"),
             None => "none".to_owned(),
         };
-        format!(
+        let reason = format!(
             "worker {worker} has other local_steps than worker 0 ({}, and {}): set the same on all workers",
             describe(&all[worker]),
             describe(first)
-        )
-    };
+        );
+        return Some(Error::failed(ErrorKind::Disagreement, operation, reason));
+    }
+    let of = |number: fn(&Alone) -> u64| all.iter().flatten().map(number).collect::<Vec<_>>();
+    if let Some(steps) = of(|alone| alone.abandoned).into_iter().find(|steps| *steps > 0) {
+        return Some(abandoned(operation, steps));
+    }
+    different_counts(operation, "local steps since the last outer step", &of(|alone| alone.since))
+        .or_else(|| different_counts(operation, "outer steps", &of(|alone| alone.outer)))
+}
+
+/// Returns the error for workers that have made different numbers of `steps`, by worker. Returns `None` if all have
+/// made the same number.
+pub fn different_counts(operation: &'static str, steps: &str, counts: &[u64]) -> Option<Error> {
+    if counts.iter().all(|count| Some(count) == counts.first()) {
+        return None;
+    }
+    let counts: Vec<_> = counts.iter().map(u64::to_string).collect();
+    let reason = format!(
+        "the workers have made different numbers of {steps} ({}, by worker), because a step has failed on some of \
+         them: restore the last checkpoint on all workers",
+        counts.join(", ")
+    );
     Some(Error::failed(ErrorKind::Disagreement, operation, reason))
+}
+
+/// Returns the error of a call after an optimizer was dropped between two outer steps.
+fn abandoned(operation: &'static str, steps: u64) -> Error {
+    let reason = format!(
+        "an optimizer was dropped {steps} steps after its last outer step, so each worker has other weights: call \
+         finish_local_steps() on all workers before it is dropped, or restore a checkpoint"
+    );
+    Error::failed(ErrorKind::Usage, operation, reason)
 }
 
 #[cfg(test)]
@@ -256,11 +304,18 @@ mod tests {
     #[test]
     fn differences_between_workers_are_told() {
         let settings = LocalSteps { steps: 3, outer: DILOCO };
-        let at = |since| Some(Alone { settings, since });
+        let of = |since, outer, abandoned| Some(Alone { settings, since, outer, abandoned });
+        let at = |since| of(since, 7, 0);
         assert!(alone_differently("run", &[at(2), at(2), at(2)]).is_none());
         assert!(alone_differently("run", &[None, None]).is_none());
         let text = |all: &[Option<Alone>]| alone_differently("run", all).unwrap().to_string();
-        assert!(text(&[at(2), at(2), at(1)]).contains("(2, 2, 1, by worker)"));
+        let local = text(&[at(2), at(2), at(1)]);
+        assert!(local.contains("local steps since the last outer step (2, 2, 1, by worker)"), "{local}");
+        // With outer steps after each step, their number is all that differs.
+        let outer = text(&[of(0, 3, 0), of(0, 2, 0)]);
+        assert!(outer.contains("different numbers of outer steps (3, 2, by worker)"), "{outer}");
+        let dropped = text(&[of(0, 3, 2), of(0, 3, 2)]);
+        assert!(dropped.contains("was dropped 2 steps after its last outer step"), "{dropped}");
         assert!(text(&[at(2), None]).contains("worker 1 has other local_steps than worker 0 (none, and "));
     }
 }

@@ -46,6 +46,7 @@ pub use devices::{check_count, resolve};
 pub use differences::Settings;
 pub use differences::differences;
 pub use differences::digest;
+pub use local_steps::different_counts;
 pub(crate) use local_steps::{Alone, alone_differently};
 #[doc(inline)]
 pub use local_steps::{LocalSteps, Outer};
@@ -124,6 +125,10 @@ struct Inner {
     local_steps: Option<LocalSteps>,
     /// The number of local steps since the workers last agreed on their weights, of all optimizers together.
     apart: AtomicU64,
+    /// The number of outer steps, of all optimizers together.
+    outer_steps: AtomicU64,
+    /// The number of local steps of optimizers that were dropped before their outer step.
+    abandoned_steps: AtomicU64,
     optimizers: AtomicU64,
     precision: Mutex<MixedPrecision>,
     /// The number of variables that have been created so far.
@@ -178,6 +183,8 @@ impl Strategy {
             updates: Mutex::default(),
             local_steps,
             apart: AtomicU64::new(0),
+            outer_steps: AtomicU64::new(0),
+            abandoned_steps: AtomicU64::new(0),
             optimizers,
             precision,
             created,

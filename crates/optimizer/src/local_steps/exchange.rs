@@ -11,7 +11,7 @@ use distribute_cluster::{Fingerprint, Operation};
 use distribute_collective::Failure;
 use distribute_collective::group::{GroupCall, Real, SumOptions, numbers};
 use distribute_collective::threads::Member;
-use distribute_core::internal::{exchange_in_call, failure, wire};
+use distribute_core::internal::{different_counts, exchange_in_call, failure, wire};
 use std::panic::Location;
 
 /// The way in which the calls are made.
@@ -51,7 +51,8 @@ impl Calls<'_> {
 /// # Errors
 /// The same error on all workers:
 /// - [`Error::Worker`]: the contribution of a worker is an error.
-/// - [`Error::Failed`], [`Error::InvalidArgument`]: the workers have different settings or learning rates.
+/// - [`Error::Failed`], [`Error::InvalidArgument`]: the workers have different settings or learning rates, or have made
+///   different numbers of outer steps.
 /// - [`Error::Collective`]: a worker does not make the calls, fails or times out.
 pub(super) fn sum(
     optimizer: &Inner,
@@ -76,6 +77,10 @@ pub(super) fn sum(
         })?;
         let differences = differences.flatten().unwrap_or_else(|| "they cannot be compared".to_owned());
         return Err(agreement::differences_error(operation, &differences));
+    }
+    let outer: Vec<_> = headers.iter().map(|header| header.outer).collect();
+    if let Some(error) = different_counts(operation, "outer steps", &outer) {
+        return Err(error);
     }
     let rates: Vec<f64> = headers.iter().filter_map(|header| header.learning_rate).collect();
     rate::require_same(operation, &rates)?;

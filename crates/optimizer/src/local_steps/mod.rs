@@ -1,8 +1,8 @@
 //! Local steps: each worker makes some steps alone, after which the workers agree on new weights in an *outer step*.
 //!
 //! A local step is a step of this worker's replicas, as if there were no other workers. An outer step belongs to the
-//! last of them: if it fails on a worker, that worker has not made the step. The place within the local steps is
-//! compared when a step begins.
+//! last of them: if it fails on a worker, that worker has not made the step. The place within the local steps and the
+//! number of outer steps are compared when a step begins.
 //!
 //! | module | contents |
 //! |---|---|
@@ -14,6 +14,8 @@
 // - **INV-98** After an outer step, all workers have the same weights and the same outer momentum, to the bit. A step
 //   that ends with an outer step is made completely or not at all on each worker. Tests: `multi_worker/local_steps.rs`,
 //   `optimizer/src/local_steps/outer.rs`.
+// - **INV-106** Workers that have made different numbers of outer steps, or that have dropped an optimizer between two,
+//   make no further step together: all get one error. Tests: `multi_worker/local_steps/failures.rs`.
 
 mod exchange;
 mod flat;
@@ -51,6 +53,8 @@ pub(crate) struct LocalTraining {
 struct State {
     /// The number of steps since the last outer step, including those that were skipped.
     since: u64,
+    /// The number of outer steps.
+    outer: u64,
     /// The weights after the last outer step. `None` if the outer step does not need them, and before the first local
     /// step after an outer step, when the variables have them.
     agreed: Option<Arc<Flat>>,
@@ -139,7 +143,7 @@ impl LocalTraining {
         }
         let (finished, loss_scale) = (optimizer.finished_steps(), optimizer.loss_scaling.state());
         state.backup = Some(Backup { weights, slots: change.slots().clone(), finished, loss_scale });
-        Ok(Some(header(optimizer)))
+        Ok(Some(header(optimizer, state.outer)))
     }
 
     /// Makes a step of this worker, and the outer step if the step ends with one. All replicas of this worker make this
@@ -157,8 +161,8 @@ impl LocalTraining {
         let leads = sync.member.rank() == 0;
         let Some(header) = outer else {
             if leads && made.is_ok() {
-                let since = lock(&self.state).since;
-                self.set_since(since + 1);
+                let (since, outer) = self.position();
+                self.set_position(since + 1, outer);
             }
             return made;
         };
@@ -190,11 +194,12 @@ impl LocalTraining {
         const OPERATION: &str = "finish_local_steps";
         // Alone, this worker's weights would be divided by the number of all workers.
         self.strategy.require_caught_up(OPERATION)?;
-        if lock(&self.state).since == 0 {
+        let (since, outer) = self.position();
+        if since == 0 {
             return Ok(());
         }
         let calls = Calls::Between { optimizer, at };
-        self.agree(optimizer, OPERATION, &calls, &header(optimizer))?;
+        self.agree(optimizer, OPERATION, &calls, &header(optimizer, outer))?;
         self.strategy.record_write();
         Ok(())
     }
@@ -230,7 +235,7 @@ impl LocalTraining {
         let change = optimizer.progress.change(operation)?;
         write(optimizer, &weights, &change)?;
         lock(&self.state).momentum = momentum;
-        self.set_since(0);
+        self.set_position(0, header.outer + 1);
         Ok(())
     }
 
@@ -259,14 +264,21 @@ impl LocalTraining {
         })
     }
 
-    /// Sets the number of steps since the last outer step.
-    fn set_since(&self, since: u64) {
+    /// Returns the number of steps since the last outer step, and the number of outer steps.
+    fn position(&self) -> (u64, u64) {
+        let state = lock(&self.state);
+        (state.since, state.outer)
+    }
+
+    /// Sets the number of steps since the last outer step, and the number of outer steps.
+    fn set_position(&self, since: u64, outer: u64) {
         let mut state = lock(&self.state);
         if since == 0 {
             state.agreed = None;
         }
         self.strategy.record_local_steps(state.since, since);
-        state.since = since;
+        self.strategy.record_outer_steps(state.outer, outer);
+        (state.since, state.outer) = (since, outer);
     }
 
     /// Returns an error if a step has been made, after which a setting can no longer change.
@@ -285,8 +297,9 @@ impl LocalTraining {
 
 impl Drop for LocalTraining {
     fn drop(&mut self) {
-        let since = lock(&self.state).since;
+        let (since, _) = self.position();
         if since > 0 {
+            // A program that ends has no further call that could return this as an error.
             warn_or_stderr(|| {
                 tracing::warn!(
                     "an optimizer was dropped {since} steps after its last outer step, so each worker keeps other weights: \
@@ -294,7 +307,8 @@ impl Drop for LocalTraining {
                 );
             });
         }
-        self.set_since(0);
+        self.set_position(0, 0);
+        self.strategy.record_abandoned_steps(since);
     }
 }
 
@@ -318,9 +332,9 @@ impl Inner {
 }
 
 /// Returns the facts of this worker that are compared in an outer step. This calls the program's code, which formats
-/// rules and transforms.
-fn header(optimizer: &Inner) -> OuterHeader {
-    OuterHeader { settings: digest(&optimizer.settings()), learning_rate: optimizer.rate.constant() }
+/// rules and transforms. `outer` is the number of outer steps so far.
+fn header(optimizer: &Inner, outer: u64) -> OuterHeader {
+    OuterHeader { outer, settings: digest(&optimizer.settings()), learning_rate: optimizer.rate.constant() }
 }
 
 /// Returns the weights, after variables and slots that were updated on devices have been copied to the host.

@@ -34,6 +34,9 @@ pub(crate) struct OwnNumbers {
 struct Saved {
     /// The number of steps since the last outer step.
     since: u64,
+    /// The number of outer steps. Earlier versions did not save it.
+    #[serde(default)]
+    outer: u64,
     /// The numbers of each worker whose slots are saved.
     workers: Vec<OwnNumbers>,
 }
@@ -42,6 +45,7 @@ struct Saved {
 #[derive(Debug, Default)]
 pub(crate) struct Restored {
     since: u64,
+    outer: u64,
     agreed: Option<Flat>,
     momentum: Option<Flat>,
     /// The numbers of this worker; `None` if the training has made no local steps.
@@ -54,9 +58,14 @@ impl LocalTraining {
     /// Adds the state to a checkpoint. The chief gathers the slots of all workers, one after another.
     pub(crate) fn save(&self, optimizer: &Inner, prefix: &str, writer: &mut Writer) -> Result<()> {
         let parameters = &*optimizer.parameters;
-        let (since, agreed, momentum) = {
+        let (since, outer, agreed, momentum) = {
             let state = lock(&self.state);
-            (state.since, state.agreed.clone().filter(|_| state.since > 0), state.momentum.clone())
+            (
+                state.since,
+                state.outer,
+                state.agreed.clone().filter(|_| state.since > 0),
+                state.momentum.clone(),
+            )
         };
         for (what, flat) in [("agreed", agreed.as_deref()), ("momentum", momentum.as_ref())] {
             for (variable, value) in
@@ -80,7 +89,7 @@ impl LocalTraining {
                 wire::decode_all(SAVE, &records)?
             }
         };
-        let saved = serde_json::to_value(Saved { since, workers }).unwrap_or_default();
+        let saved = serde_json::to_value(Saved { since, outer, workers }).unwrap_or_default();
         writer.metadata(metadata_key(prefix), saved);
         Ok(())
     }
@@ -147,6 +156,7 @@ impl LocalTraining {
         }
         Ok(Restored {
             since: saved.since,
+            outer: saved.outer,
             agreed,
             momentum: flat("momentum")?,
             own: Some(own),
@@ -156,9 +166,10 @@ impl LocalTraining {
 
     /// Replaces the state by one that was read.
     pub(crate) fn set(&self, restored: Restored) {
-        let Restored { since, agreed, momentum, .. } = restored;
-        self.set_since(since);
-        let State { since: _, agreed: own_agreed, momentum: own_momentum, backup } = &mut *lock(&self.state);
+        let Restored { since, outer, agreed, momentum, .. } = restored;
+        self.set_position(since, outer);
+        let State { since: _, outer: _, agreed: own_agreed, momentum: own_momentum, backup } =
+            &mut *lock(&self.state);
         (*own_agreed, *own_momentum, *backup) = (agreed.map(Arc::new), momentum, None);
     }
 }

@@ -30,6 +30,7 @@ use distribute_base::{Error, Result};
 use distribute_cluster::{Fingerprint, Operation};
 use distribute_log::warn_or_stderr;
 use serde::{Deserialize, Serialize};
+use std::ops::RangeInclusive;
 use std::panic::Location;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -48,6 +49,8 @@ struct OrderedVariables {
     variables: Vec<WeakVariable>,
     /// The plan; `None` if it must be made again, for example after a variable has been created.
     planned: Option<Planned>,
+    /// The number of steps before the last comparison; `None` before the first one of these workers.
+    compared: Option<u64>,
 }
 
 /// The plan of the comparison, with a checksum of the properties that must be equal on all workers.
@@ -83,26 +86,36 @@ impl DriftCheck {
         let mut all = lock(&self.variables);
         all.variables.retain(WeakVariable::is_alive);
         all.planned = None;
+        all.compared = None;
     }
 
     /// Returns this worker's digest for the step after the first `steps` steps. All elements are compared
-    /// within `every` steps.
-    fn digest(&self, steps: u64, every: u64) -> Result<Digest> {
+    /// within `every` steps. With `catches_up`, this includes the elements of the steps since the last comparison.
+    fn digest(&self, steps: u64, every: u64, catches_up: bool) -> Result<Digest> {
         let mut all = lock(&self.variables);
-        let OrderedVariables { variables, planned } = &mut *all;
-        let number = steps % every;
+        let OrderedVariables { variables, planned, compared } = &mut *all;
+        let numbers = match compared.filter(|_| catches_up) {
+            Some(compared) => steps_to_compare(compared, steps, every),
+            None => steps..=steps,
+        };
         // Dropped variables are left out from the next round on, which starts in the same step on all workers.
-        if number == 0 && !variables.iter().all(WeakVariable::is_alive) {
+        if numbers.clone().any(|number| number % every == 0) && !variables.iter().all(WeakVariable::is_alive)
+        {
             *planned = None;
         }
         let planned = planned.get_or_insert_with(|| Planned::new(variables, every));
         let mut elements = 0;
-        for (index, range) in planned.plan.part(number, every) {
+        for (index, range) in numbers.flat_map(|number| planned.plan.part(number % every, every)) {
             if let Some(variable) = variables.get(index).and_then(WeakVariable::upgrade) {
                 elements = variable.checksum(range, elements)?;
             }
         }
         Ok(Digest { variables: planned.variables, elements })
+    }
+
+    /// Records that variables have been compared after the first `steps` steps.
+    fn set_compared(&self, steps: u64) {
+        lock(&self.variables).compared = Some(steps);
     }
 
     /// Returns the checksums of all variables, in the order of creation.
@@ -134,6 +147,14 @@ impl Planned {
     }
 }
 
+/// Returns the steps whose elements are compared after the first `steps` steps, if the last comparison was after the
+/// first `compared`: each once, and at most all elements.
+fn steps_to_compare(compared: u64, steps: u64, every: u64) -> RangeInclusive<u64> {
+    let first = (compared.saturating_add(1)).max(steps.saturating_sub(every - 1));
+    // After a restore, the number of steps may be smaller.
+    first.min(steps)..=steps
+}
+
 /// Describes the dtype and shape of a variable.
 fn value(variable: &Variable) -> String {
     format!("{}{:?}", variable.dtype(), variable.dims())
@@ -148,11 +169,10 @@ impl Strategy {
             // Each worker has its own weights.
             _ if self.is_apart() => Ok(None),
             every => {
-                // The workers compare after outer steps alone, and every element is compared within as many steps.
-                let apart = self.local_steps().map_or(1, |local| local.steps).max(1);
-                let (number, every) = (self.steps() / apart, every.div_ceil(apart));
                 let _compare = tracing::trace_span!("compare").entered();
-                self.extension::<DriftCheck>().digest(number, every).map(Some)
+                // Nothing was compared while each worker had its own weights.
+                let catches_up = self.local_steps().is_some();
+                self.extension::<DriftCheck>().digest(self.steps(), every, catches_up).map(Some)
             }
         }
     }
@@ -177,6 +197,9 @@ impl Strategy {
             return Ok(());
         }
         if all.iter().all(|digest| digest == first) {
+            if first.is_some() {
+                self.extension::<DriftCheck>().set_compared(self.steps());
+            }
             return Ok(());
         }
         let sums = self.abort_peers_on_err(self.extension::<DriftCheck>().sums())?;
@@ -187,7 +210,10 @@ impl Strategy {
         let all: Vec<Vec<VariableChecksum>> = wire::decode_all("run", &records.unwrap_or_default())
             .map_err(|error| self.with_process(error))?;
         // If none differs any more, a thread was writing during the first comparison.
-        let Some(drifted) = find_drift(&all) else { return Ok(()) };
+        let Some(drifted) = find_drift(&all) else {
+            self.extension::<DriftCheck>().set_compared(self.steps());
+            return Ok(());
+        };
         let (step, every) = (self.steps() + 1, self.extended().check_drift_every());
         let reason = format!(
             "{}{}; it drifted apart within the last {every} steps: restore a checkpoint from before step {} on all \
@@ -218,4 +244,27 @@ fn not_compared(worker: &str) -> String {
         "variables are not compared between workers, so drift would not be noticed: {worker} has other variables than \
          worker 0, or another check_drift_every; create the same variables on all workers, in the same order"
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // INV-37
+    #[test]
+    fn the_elements_of_each_step_are_compared_once() {
+        for every in [1, 2, 7, 100] {
+            let (mut compared, mut seen) = (0, vec![0]);
+            for steps in [1, 2, 3, 6, 12, 13, 20, 21] {
+                seen.extend(steps_to_compare(compared, steps, every));
+                compared = steps;
+            }
+            let mut expected: Vec<_> = (0..=21).collect();
+            // If more steps were missed than there are parts, each part is compared once.
+            expected.retain(|step| seen.contains(step) || every >= 7);
+            assert_eq!(seen, expected, "{every}");
+            assert_eq!(steps_to_compare(3, 50, every).count() as u64, every.min(47));
+            assert_eq!(steps_to_compare(50, 20, every), 20..=20);
+        }
+    }
 }

@@ -8,8 +8,8 @@ mod state;
 
 use crate::multi_worker::compression::counting_groups;
 use crate::multi_worker::training::{ALL, Plan, train};
-use candle_core::{Device, Module, Tensor};
-use candle_nn::linear;
+use candle_core::{DType, Device, Module, Tensor};
+use candle_nn::{Init, linear};
 use distribute::nn::embedding;
 use distribute::optimizer::rules;
 use distribute::strategy::{Links, LocalSteps, Outer};
@@ -187,6 +187,48 @@ fn each_step_of_each_worker_is_that_of_a_training_computed_by_hand() {
                     );
                 }
             }
+        }
+    });
+}
+
+// INV-98
+#[test]
+fn weights_of_f64_and_f32_are_agreed_on_together() {
+    watched(|| {
+        for (steps, outer) in [(1, DILOCO), (2, DILOCO), (2, Outer::Average)] {
+            let found = on((2, 1), local(steps, outer), |strategy| {
+                let model = strategy.replicate(|vb| {
+                    let wide = vb.to_dtype(DType::F64).get_with_hints(3, "wide", Init::Const(0.1))?;
+                    Ok::<_, Error>((wide, vb.get_with_hints(2, "narrow", Init::Const(0.1))?))
+                })?;
+                let optimizer = Sgd::new(&model.variables, 1.)?;
+                let slope = [0.3, 0.7][strategy.world().worker()];
+                for _ in 0..4 {
+                    strategy.run(&model, |ctx, (wide, narrow)| {
+                        let loss = (wide.sum_all()?.to_dtype(DType::F32)? + narrow.sum_all()?)?;
+                        optimizer.minimize(ctx, (loss * slope)?, 1)
+                    })?;
+                }
+                let wide = model.variables.get("wide")?.to_vec1::<f64>()?;
+                Ok((wide, model.variables.get("narrow")?.to_vec1::<f32>()?))
+            });
+            assert_eq!(found[0], found[1]);
+            // The gradients are the slopes, so the workers move by their mean.
+            let (mut weight, mut momentum) = (0.1f64, 0.);
+            for _ in 0..4 / steps {
+                let gradient = 0.5 * steps as f64;
+                weight -= match outer {
+                    Outer::Average => gradient,
+                    Outer::Nesterov { learning_rate, momentum: decay } => {
+                        momentum = decay * momentum + gradient;
+                        learning_rate * (gradient + decay * momentum)
+                    }
+                };
+            }
+            let (wide, narrow) = &found[0];
+            // The slopes are f32 in the graph.
+            assert!(wide.iter().all(|x| (x - weight).abs() < 1e-6), "{wide:?} and {weight}");
+            assert!(narrow.iter().all(|x| (f64::from(*x) - weight).abs() < 1e-5), "{narrow:?} and {weight}");
         }
     });
 }

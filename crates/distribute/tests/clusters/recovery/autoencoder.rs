@@ -3,25 +3,37 @@
 use crate::recovery::program::{At, EPOCHS, Place, Task};
 use candle_core::{Device, Tensor};
 use candle_nn::{Module, linear};
-use distribute::{Error, ReplicaContext, Result, prelude::*};
+use distribute::optimizer::rules::Rule;
+use distribute::{Error, Optimizer, ReplicaContext, Result, Variables, prelude::*};
 
 /// The checksum of the weights, the generation, and the loss of the last step.
 pub type Outcome = (String, u64, f32);
 
 pub type Program = fn(&Task, &At) -> Result<Outcome>;
 
-/// Trains an autoencoder. There are four steps in an epoch, and a worker is lost in the third or fourth of the second.
-/// `after_step` is called at the end of each step, and `end` at the end of the training.
+/// Trains an autoencoder with Adam. See [`train_with`].
 pub fn train(
     strategy: &Strategy,
     at: &At,
     after_step: impl Fn(&ReplicaContext) -> Result<()> + Sync,
     end: impl Fn(&Adam) -> Result<()>,
 ) -> Result<Outcome> {
+    train_with(strategy, at, |variables| Adam::new(variables, 0.01), after_step, end)
+}
+
+/// Trains an autoencoder. There are four steps in an epoch, and a worker is lost in the third or fourth of the second.
+/// `after_step` is called at the end of each step, and `end` at the end of the training.
+pub fn train_with<R: Rule>(
+    strategy: &Strategy,
+    at: &At,
+    optimizer: impl Fn(&Variables) -> Result<Optimizer<R>>,
+    after_step: impl Fn(&ReplicaContext) -> Result<()> + Sync,
+    end: impl Fn(&Optimizer<R>) -> Result<()>,
+) -> Result<Outcome> {
     let model = strategy.replicate_seeded(3, |vb| {
         Ok::<_, Error>((linear(40, 64, vb.pp("a"))?, linear(64, 40, vb.pp("b"))?))
     })?;
-    let optimizer = Adam::new(&model.variables, 0.01)?;
+    let optimizer = optimizer(&model.variables)?;
     let batches = strategy.distribute_dataset(Dataset::range(32).shuffle(32, 7).batch(8))?;
     let parts = Checkpoint::new()
         .part("strategy", strategy)

@@ -3,8 +3,8 @@
 use crate::recovery::autoencoder::{self, Outcome, Program};
 use crate::recovery::program::{At, Place, Task};
 use crate::recovery::threads::train;
-use distribute::Result;
 use distribute::strategy::{LocalSteps, Outer};
+use distribute::{Result, Sgd};
 use distribute_testing::watched;
 
 fn program(task: &Task, at: &At, local: LocalSteps) -> Result<Outcome> {
@@ -30,7 +30,7 @@ fn assert_converges(places: &'static [Place], run: Program) {
 
 #[test]
 fn all_workers_agree_after_the_loss_of_one_that_trained_alone() {
-    // Outer steps after the 3rd, 6th, 9th step: a worker is lost after the 6th, and in the 8th.
+    // Outer steps after the 3rd, 6th, 9th step: a worker is lost after the 5th, and in the 7th.
     fn diloco(task: &Task, at: &At) -> Result<Outcome> {
         let outer = Outer::Nesterov { learning_rate: 0.7, momentum: 0.9 };
         program(task, at, LocalSteps { steps: 3, outer })
@@ -40,9 +40,27 @@ fn all_workers_agree_after_the_loss_of_one_that_trained_alone() {
 
 #[test]
 fn all_workers_agree_after_the_loss_of_one_in_an_outer_step() {
-    // An outer step after the 8th step, in which a worker is lost.
+    // An outer step after the 7th step, in which a worker is lost.
     fn average(task: &Task, at: &At) -> Result<Outcome> {
-        program(task, at, LocalSteps { steps: 4, outer: Outer::Average })
+        program(task, at, LocalSteps { steps: 7, outer: Outer::Average })
     }
     assert_converges(&[Place::InStep, Place::AfterUpdate], average);
+}
+
+// INV-42, INV-98
+#[test]
+fn a_loss_right_after_an_outer_step_changes_no_bit_if_the_rule_has_no_slots() {
+    fn diloco(task: &Task, at: &At) -> Result<Outcome> {
+        let outer = Outer::Nesterov { learning_rate: 0.7, momentum: 0.9 };
+        // A worker is lost after the 5th step.
+        let strategy = task.builder()?.local_steps(LocalSteps { steps: 5, outer }).build()?;
+        let sgd = |variables: &_| Sgd::new(variables, 0.1);
+        autoencoder::train_with(&strategy, at, sgd, |_| Ok(()), |optimizer| optimizer.finish_local_steps())
+    }
+    watched(|| {
+        let undisturbed = train(2, 1, None, diloco).remove(0);
+        for (weights, generation, loss) in train(2, 1, Some((1, Place::Between)), diloco) {
+            assert_eq!((weights, generation), (undisturbed.0.clone(), 2), "{loss} and {}", undisturbed.2);
+        }
+    });
 }

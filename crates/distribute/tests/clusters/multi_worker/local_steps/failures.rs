@@ -3,9 +3,10 @@
 use super::{DILOCO, bits, local, loss, model, on, step_of, weights};
 use candle_core::{Device, Tensor};
 use candle_nn::Init;
+use distribute::checkpoint::Reader;
 use distribute::data::Dataset;
 use distribute::strategy::{CommunicationOptions, LocalSteps, Outer};
-use distribute::{Adam, Error, ErrorKind, MultiWorkerMirroredStrategy, Result, Sgd, Strategy};
+use distribute::{Adam, Checkpoint, Error, ErrorKind, MultiWorkerMirroredStrategy, Result, Sgd, Strategy};
 use distribute_collective::group::local as groups;
 use distribute_testing::watched;
 use std::time::Duration;
@@ -203,5 +204,130 @@ fn replicas_of_a_worker_train_in_lock_step() {
             }
             Ok(())
         });
+    });
+}
+
+// INV-106
+#[test]
+fn an_outer_step_that_only_some_workers_have_made_is_an_error_of_all() {
+    watched(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("first");
+        // With an outer step after each step, no other count differs.
+        let errors = on((2, 1), local(1, DILOCO), |strategy| {
+            let model = model(strategy)?;
+            let optimizer = Adam::new(&model.variables, 0.01)?;
+            let parts = Checkpoint::new().part("model", &model.variables).part("optimizer", &optimizer);
+            let step = |number| {
+                strategy.run(&model, |ctx, layers| {
+                    step_of(ctx, &optimizer, layers, number, ctx.replica_id_in_sync_group())
+                })
+            };
+            step(1)?;
+            parts.save(&path)?;
+            step(2)?;
+            if strategy.world().worker() == 1 {
+                // As if the second outer step had failed here alone.
+                parts.restore_image(&Reader::open(&path)?)?;
+            }
+            let error = step(3).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Disagreement, "{error}");
+            parts.restore(&path)?;
+            step(2)?;
+            step(3)?;
+            Ok((error, bits(&weights(&model)?)))
+        });
+        assert_eq!(errors[0].1, errors[1].1);
+        let errors: Vec<_> = errors.into_iter().map(|(error, _)| error).collect();
+        crate::multi_worker::one_message(&errors, &["different numbers of outer steps (2, 1, by worker)"]);
+    });
+}
+
+// INV-106
+#[test]
+fn a_dropped_optimizer_with_local_steps_is_an_error_until_a_state_is_restored() {
+    watched(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("first");
+        let errors = on((2, 1), local(3, Outer::Average), |strategy| {
+            let model = model(strategy)?;
+            let parts = Checkpoint::new().part("model", &model.variables);
+            parts.save(&path)?;
+            let train = |steps| {
+                let optimizer = Adam::new(&model.variables, 0.01)?;
+                (1..=steps).try_for_each(|number| {
+                    let step = strategy.run(&model, |ctx, layers| {
+                        step_of(ctx, &optimizer, layers, number, ctx.replica_id_in_sync_group())
+                    });
+                    step.map(drop)
+                })
+            };
+            train(3)?;
+            strategy.run((), |_, ()| Ok(()))?;
+            train(2)?;
+            let save = parts.save(folder.path().join("second")).unwrap_err();
+            assert_eq!(save.kind(), ErrorKind::Usage, "{save}");
+            let error = strategy.run((), |_, ()| Ok(())).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
+            parts.restore(&path)?;
+            strategy.run((), |_, ()| Ok(()))?;
+            train(3)?;
+            parts.save(folder.path().join("third"))?;
+            Ok(error)
+        });
+        crate::multi_worker::one_message(&errors, &["was dropped 2 steps after its last outer step"]);
+    });
+}
+
+// INV-37
+#[test]
+fn all_elements_are_compared_if_optimizers_alternate() {
+    watched(|| {
+        let drifts = |element: usize| {
+            let groups = groups::groups(crate::multi_worker::links(2, 1), 2, 1).unwrap();
+            let worker = |strategy: &Strategy| -> Result<Option<String>> {
+                let models = [model(strategy)?, model(strategy)?];
+                let of = |at: usize| Adam::new(&models[at].variables, 0.01);
+                let optimizers = [of(0)?, of(1)?];
+                // No optimizer changes it, and it has nearly all elements.
+                let other = strategy.replicate(|vb| vb.get_with_hints(40_000, "other", Init::Const(1.)))?;
+                if strategy.world().worker() == 1 {
+                    let mut values = vec![1f32; 40_000];
+                    values[element] = 2.;
+                    other.variables.set("other", &Tensor::from_vec(values, 40_000, &Device::Cpu)?)?;
+                }
+                // Both are at an outer step after each sixth step.
+                for number in 0..36u64 {
+                    let at = number as usize % 2;
+                    let step = strategy.run(&models[at], |ctx, layers| {
+                        step_of(ctx, &optimizers[at], layers, number, ctx.replica_id_in_sync_group())
+                    });
+                    match step {
+                        Err(Error::Drift { variable, .. }) => return Ok(Some(variable)),
+                        step => drop(step?),
+                    }
+                }
+                Ok(None)
+            };
+            std::thread::scope(|scope| {
+                let start = |group| {
+                    scope.spawn(move || {
+                        let builder = MultiWorkerMirroredStrategy::builder().group(group);
+                        let of = local(3, Outer::Average);
+                        let strategy = builder.local_steps(of).check_drift_every(12).build().unwrap();
+                        worker(&strategy).unwrap()
+                    })
+                };
+                let threads: Vec<_> = groups.into_iter().map(start).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+            })
+        };
+        for element in (1_000..40_000).step_by(3_000) {
+            let found: Vec<Option<String>> = drifts(element);
+            assert!(
+                found.iter().all(|variable| variable.as_deref() == Some("other")),
+                "{element}: {found:?}"
+            );
+        }
     });
 }
