@@ -6,6 +6,7 @@
 //   `checkpoint/src/background.rs`, `checkpoint/src/save.rs`, `computing/resume/background.rs`,
 //   `clusters/multi_worker/checkpoint/background.rs`, `clusters/recovery/matrix.rs`.
 
+use crate::saves::Saves;
 use crate::{Error, Progress, Result, Writer};
 use distribute_cluster::Deadline;
 use distribute_log::warn_or_stderr;
@@ -18,7 +19,7 @@ use tracing::dispatcher;
 
 /// The maximum time for which a save may make no progress: neither 8 MiB nor a sync of 512 MiB. No thread waits longer
 /// for one.
-const STALLED: Duration = Duration::from_secs(300);
+pub(crate) const STALLED: Duration = Duration::from_secs(300);
 
 /// A save that a thread makes in the background, while the program continues. See
 /// [`CheckpointManager::save_async`](crate::CheckpointManager::save_async).
@@ -33,6 +34,10 @@ pub struct SaveHandle {
 }
 
 impl SaveHandle {
+    pub(crate) fn new(save: Arc<Save>, saves: Arc<Saves>) -> Self {
+        Self { save, _saves: saves }
+    }
+
     /// Returns the path of the checkpoint. It exists once the save has succeeded.
     pub fn path(&self) -> &Path {
         &self.save.path
@@ -40,7 +45,7 @@ impl SaveHandle {
 
     /// Returns `true` if the save has succeeded or failed. [`wait`](Self::wait) then returns the result at once.
     pub fn is_finished(&self) -> bool {
-        self.save.lock().result.is_some()
+        self.save.is_finished()
     }
 
     /// Waits until the save has succeeded, for at most `timeout`, and returns the path of the checkpoint. May be called
@@ -69,27 +74,34 @@ impl SaveHandle {
     }
 }
 
-/// The saves of a manager in the background, of which at most one is under way.
-#[derive(Debug, Default)]
-pub(crate) struct Saves(Mutex<Option<Arc<Save>>>);
+/// One save of a manager.
+#[derive(Debug)]
+pub(crate) struct Save {
+    pub(crate) path: PathBuf,
+    state: Mutex<State>,
+    changed: Condvar,
+}
 
-impl Saves {
-    /// Waits for the save that is under way. Returns the last save if it failed and nothing has reported that yet.
-    ///
-    /// # Errors
-    /// - [`Error::Unfinished`]: the save has made no progress for five minutes.
-    /// - [`Error::Interrupted`]: `progress` returned an error.
-    pub(crate) fn finish(&self, progress: &mut Progress<'_>) -> Result<Option<Unreported>> {
-        let Some(last) = lock(&self.0).clone() else { return Ok(None) };
-        last.wait(Deadline::after(Duration::MAX), progress)?;
-        Ok(last.unreported_error().map(|source| Unreported { save: last.clone(), source }))
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    /// Whether all live tensors have been held.
+    is_held: bool,
+    /// Whether the caller has given up waiting for the tensors.
+    is_abandoned: bool,
+    /// The number of times that progress was made.
+    pub(crate) reports: u64,
+    pub(crate) result: Option<Result<(), Arc<Error>>>,
+    /// Whether the error has been returned to the program.
+    pub(crate) is_reported: bool,
+}
+
+impl Save {
+    pub(crate) fn new(path: PathBuf) -> Self {
+        Self { path, state: Mutex::default(), changed: Condvar::new() }
     }
 
-    /// Starts a thread that makes a save, and returns when it holds all live tensors. The previous one must have
-    /// finished.
-    ///
-    /// `write` makes the save after the tensors have been copied. It gets a function that must be called whenever it
-    /// makes progress.
+    /// Starts a thread that makes the save, and returns when it holds all live tensors. `write` makes the save after
+    /// the tensors have been copied. It gets a function that must be called whenever it makes progress.
     ///
     /// # Errors
     /// - [`Error::Io`]: the thread cannot be started.
@@ -97,12 +109,10 @@ impl Saves {
     /// - [`Error::Unfinished`]: another thread has been changing tensors for five minutes.
     pub(crate) fn start(
         self: &Arc<Self>,
-        path: PathBuf,
         mut writer: Writer,
         write: impl FnOnce(&Writer, &mut Progress<'_>) -> Result<()> + Send + 'static,
-    ) -> Result<SaveHandle> {
-        let save = Arc::new(Save { path, state: Mutex::default(), changed: Condvar::new() });
-        let of_thread = save.clone();
+    ) -> Result<()> {
+        let of_thread = self.clone();
         let make = move || {
             let report = || of_thread.record(|state| state.reports += 1);
             writer.copy_live(|| of_thread.set_held(), report)?;
@@ -112,7 +122,7 @@ impl Saves {
                 Ok(())
             })
         };
-        let (of_thread, subscriber) = (save.clone(), dispatcher::get_default(Clone::clone));
+        let (of_thread, subscriber) = (self.clone(), dispatcher::get_default(Clone::clone));
         let run = move || {
             let _subscriber = dispatcher::set_default(&subscriber);
             // Ends with the memory of the copies released, and the folder unlocked.
@@ -121,63 +131,19 @@ impl Saves {
             of_thread.end(made.unwrap_or_else(panicked));
         };
         let thread = thread::Builder::new().name("distribute-save".into());
-        thread.spawn(run).map_err(Error::io("starting a thread for", &save.path))?;
-        save.wait_until_held()?;
-        *lock(&self.0) = Some(save.clone());
-        Ok(SaveHandle { save, _saves: self.clone() })
+        thread.spawn(run).map_err(Error::io("starting a thread for", &self.path))?;
+        self.wait_until_held()
     }
-}
 
-impl Drop for Saves {
-    fn drop(&mut self) {
-        // A program that ends after its last save must not lose it.
-        if let Err(error) = self.finish(&mut || Ok(())) {
-            warn_or_stderr(|| tracing::warn!("{error}"));
-        }
-    }
-}
-
-/// A save that failed without any report of it yet.
-pub(crate) struct Unreported {
-    save: Arc<Save>,
-    source: Arc<Error>,
-}
-
-impl Unreported {
-    /// Returns the error for the save that reports it, at `next`.
-    pub(crate) fn report(self, next: &Path) -> Error {
-        self.save.record(|state| state.is_reported = true);
-        Error::Earlier { path: self.save.path.clone(), next: next.to_path_buf(), source: self.source }
-    }
-}
-
-/// One save in the background.
-#[derive(Debug)]
-struct Save {
-    path: PathBuf,
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    /// Whether all live tensors have been held.
-    is_held: bool,
-    /// Whether the caller has given up waiting for the tensors.
-    is_abandoned: bool,
-    /// The number of times that progress was made.
-    reports: u64,
-    result: Option<Result<(), Arc<Error>>>,
-    /// Whether the error has been returned to the program.
-    is_reported: bool,
-}
-
-impl Save {
     fn lock(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
     }
 
-    fn record(&self, change: impl FnOnce(&mut State)) {
+    pub(crate) fn is_finished(&self) -> bool {
+        self.lock().result.is_some()
+    }
+
+    pub(crate) fn record(&self, change: impl FnOnce(&mut State)) {
         change(&mut self.lock());
         self.changed.notify_all();
     }
@@ -191,7 +157,7 @@ impl Save {
         self.record(|state| state.result = Some(result.map_err(Arc::new)));
     }
 
-    fn unreported_error(&self) -> Option<Arc<Error>> {
+    pub(crate) fn unreported_error(&self) -> Option<Arc<Error>> {
         let state = self.lock();
         state.result.as_ref()?.as_ref().err().filter(|_| !state.is_reported).cloned()
     }
@@ -240,7 +206,7 @@ impl Save {
     }
 
     /// Waits until the save has ended.
-    fn wait(&self, deadline: Deadline, progress: &mut Progress<'_>) -> Result<()> {
+    pub(crate) fn wait(&self, deadline: Deadline, progress: &mut Progress<'_>) -> Result<()> {
         self.wait_for(|state| state.result.is_some(), deadline, progress)
     }
 
@@ -285,7 +251,7 @@ fn yield_to_training() {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -448,8 +414,7 @@ mod tests {
     #[test]
     fn a_wait_that_is_interrupted_ends_although_the_save_goes_on() {
         watched(|| {
-            let save =
-                Arc::new(Save { path: "saved".into(), state: Mutex::default(), changed: Condvar::new() });
+            let save = Arc::new(Save::new("saved".into()));
             // The save makes progress as soon as the wait for it has begun.
             let is_met = |_: &State| {
                 let save = save.clone();
@@ -465,7 +430,7 @@ mod tests {
     // INV-96
     #[test]
     fn a_save_that_the_caller_has_given_up_is_not_made() {
-        let save = Save { path: "saved".into(), state: Mutex::default(), changed: Condvar::new() };
+        let save = Save::new("saved".into());
         save.record(|state| state.is_abandoned = true);
         assert!(matches!(save.set_held(), Err(Error::Unfinished { .. })));
         assert!(!save.lock().is_held);

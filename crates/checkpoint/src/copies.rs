@@ -4,6 +4,14 @@ use crate::{Error, Result, Writer};
 use std::collections::BTreeMap;
 
 impl Writer {
+    /// Replaces all [live](Writer::insert_live) tensors by copies, so that the program may change them before it saves.
+    ///
+    /// # Errors
+    /// - [`Error::Source`]: a live tensor is being changed by another thread, or cannot be copied.
+    pub fn copy_now(&mut self) -> Result<()> {
+        self.copy_live(|| Ok(()), || ())
+    }
+
     /// Replaces all live tensors by copies. Holds all of them first, then calls `held`, and releases the tensors of
     /// each lock as soon as they are copied. If `held` returns an error, returns it and copies nothing. Calls `copied`
     /// after each tensor.
@@ -106,7 +114,11 @@ mod tests {
         *pair.0.try_write().unwrap() = [3, 4];
         assert_eq!(saved(&copied), [2, 1, 2]);
         // A save that is not in the background reads the current values.
-        assert_eq!(saved(&writer(&pair)), [4, 3, 4]);
+        let mut current = writer(&pair);
+        assert_eq!(saved(&current), [4, 3, 4]);
+        current.copy_now().unwrap();
+        *pair.0.try_write().unwrap() = [5, 6];
+        assert_eq!(saved(&current), [4, 3, 4]);
     }
 
     #[test]

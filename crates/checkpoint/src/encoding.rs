@@ -11,10 +11,9 @@ pub(crate) struct Stored {
     pub(crate) shape: Vec<usize>,
 }
 
-/// Returns the stored dtype and shape of a slice; `None` for strings, which have no fixed size.
-pub(crate) fn stored(dtype: DType, shape: &[usize]) -> Option<Stored> {
-    let mut shape = shape.to_vec();
-    let dtype = match dtype {
+/// Returns the dtype of safetensors files with the same elements; `None` for `complex128` and strings.
+pub fn file_dtype(dtype: DType) -> Option<Dtype> {
+    Some(match dtype {
         DType::F16 => Dtype::F16,
         DType::Bf16 => Dtype::BF16,
         DType::F32 => Dtype::F32,
@@ -29,11 +28,19 @@ pub(crate) fn stored(dtype: DType, shape: &[usize]) -> Option<Stored> {
         DType::U64 => Dtype::U64,
         DType::Bool => Dtype::BOOL,
         DType::C64 => Dtype::C64,
+        DType::C128 | DType::String => return None,
+    })
+}
+
+/// Returns the stored dtype and shape of a slice; `None` for strings, which have no fixed size.
+pub(crate) fn stored(dtype: DType, shape: &[usize]) -> Option<Stored> {
+    let mut shape = shape.to_vec();
+    let dtype = match dtype {
         DType::C128 => {
             shape.push(2);
             Dtype::F64
         }
-        DType::String => return None,
+        dtype => file_dtype(dtype)?,
     };
     Some(Stored { dtype, shape })
 }

@@ -36,6 +36,7 @@
 //! | `reader` | [`Reader`]: a saved checkpoint that reads tensors on demand |
 //! | `manager` | [`CheckpointManager`]: a series of checkpoints, of which the last `k` are kept |
 //! | `background` | [`SaveHandle`]: a save that a thread makes while the program continues |
+//! | `saves` | the saves of a manager, of which one at a time is made |
 //! | `names` | the names of checkpoints in a manager's folder |
 //! | `plan` | the assignment of rows to files |
 //! | `save` | the steps of a save; after each of them there is either no checkpoint or a complete one |
@@ -87,11 +88,14 @@ mod progress;
 mod reader;
 mod rows;
 mod save;
+mod saves;
 mod shard;
 mod tensors;
 mod writer;
 
 pub use background::SaveHandle;
+#[doc(hidden)]
+pub use encoding::file_dtype;
 pub use error::{Error, Result};
 pub use live::{HeldTensors, LiveTensors, SourceError};
 #[doc(alias = "tf.train.CheckpointManager")]

@@ -1,7 +1,8 @@
 //! A series of checkpoints in one folder.
 
-use crate::background::{SaveHandle, Saves};
+use crate::background::SaveHandle;
 use crate::names::{LAST, PREFIX, name, number};
+use crate::saves::Saves;
 use crate::{Error, Progress, Reader, Result, Writer};
 use distribute_files::{LockFile, Partial, destination_name};
 use distribute_log::warn_or_stderr;
@@ -43,7 +44,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[derive(Clone, Debug)]
 pub struct CheckpointManager {
     series: Series,
-    /// The saves in the background, by this manager and its clones.
+    /// The saves by this manager and its clones.
     saves: Arc<Saves>,
 }
 
@@ -91,17 +92,17 @@ impl CheckpointManager {
 
     /// Saves a checkpoint under the next number, in at most `shards` files, and returns its path. Before the save,
     /// removes incomplete checkpoints that a crash has left. After it, removes the checkpoints that are no longer to be
-    /// kept. First waits for a save of this manager in the background.
+    /// kept. First waits for a save of this manager or a clone that is under way.
     ///
     /// # Errors
     /// The latest checkpoint stays the same, except after [`Error::Removal`], or if the folder cannot be synced or read
     /// after the save, or an earlier save failed.
-    /// - [`Error::Busy`]: another process or thread is saving to this folder.
+    /// - [`Error::Busy`]: another process, or a thread with another manager, is saving to this folder.
     /// - [`Error::Io`]: the file `.lock` in the folder cannot be locked, or the folder cannot be read.
     /// - [`Error::InvalidArgument`]: the latest checkpoint has the highest number that is possible.
     /// - [`Error::Removal`]: the new checkpoint is saved, but an old one cannot be removed.
     /// - [`Error::Earlier`]: the new checkpoint is saved, but the last save in the background failed.
-    /// - [`Error::Unfinished`]: a save in the background has made no progress for five minutes.
+    /// - [`Error::Unfinished`]: a save before has made no progress for five minutes.
     /// - The errors of [`Writer::save`].
     pub fn save(&self, writer: &Writer, shards: usize) -> Result<PathBuf> {
         self.save_with(writer, shards, &mut || Ok(()))
@@ -112,9 +113,13 @@ impl CheckpointManager {
     /// # Errors
     /// The errors of [`save`](Self::save) and of [`Writer::save_with`].
     pub fn save_with(&self, writer: &Writer, shards: usize, progress: &mut Progress<'_>) -> Result<PathBuf> {
-        let earlier = self.saves.finish(progress)?;
-        let (_locked, saved) = self.series.begin()?;
-        self.series.write(&saved, writer, shards, progress)?;
+        let turn = self.saves.turn(self.folder(), progress)?;
+        let (locked, saved) = self.series.begin()?;
+        let earlier = turn.earlier();
+        turn.make(saved.clone(), progress, |progress| {
+            let _locked = locked;
+            self.series.write(&saved, writer, shards, progress)
+        })?;
         match earlier {
             None => Ok(saved),
             Some(earlier) => Err(earlier.report(&saved)),
@@ -187,10 +192,11 @@ impl CheckpointManager {
             return Err(Error::InvalidArgument { operation: "save_async", reason });
         }
         writer.layout(shards)?;
-        let earlier = self.saves.finish(progress)?;
+        let turn = self.saves.turn(self.folder(), progress)?;
         let (locked, saved) = self.series.begin()?;
+        let earlier = turn.earlier();
         let (series, path) = (self.series.clone(), saved.clone());
-        let saving = self.saves.start(saved, writer, move |writer, progress| {
+        let saving = turn.start(saved, writer, move |writer, progress| {
             let _locked = locked;
             series.write(&path, writer, shards, progress)
         })?;
@@ -198,6 +204,16 @@ impl CheckpointManager {
             None => Ok(saving),
             Some(earlier) => Err(earlier.report(saving.path())),
         }
+    }
+
+    /// Waits for the saves of this manager and its clones that are under way. The next save reports it if one in the
+    /// background fails.
+    ///
+    /// # Errors
+    /// - [`Error::Interrupted`]: `progress` returned an error. The saves continue.
+    /// - [`Error::Unfinished`]: a save has made no progress for five minutes.
+    pub fn finish_with(&self, progress: &mut Progress<'_>) -> Result<()> {
+        self.saves.finish(progress)
     }
 
     /// Returns the paths of all checkpoints in the folder, from the oldest to the latest.

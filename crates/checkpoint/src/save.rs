@@ -161,7 +161,7 @@ fn sync_folder(path: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::background::Saves;
+    use crate::saves::Saves;
     use crate::{HeldTensors, LiveTensors, Reader, SourceError};
     use distribute_tensor::{DType, HostTensor};
     use std::fs;
@@ -240,7 +240,8 @@ mod tests {
             let path = path.clone();
             move |writer: &Writer, progress: &mut Progress<'_>| save(writer, &path, 2, progress, &mut crash)
         };
-        Arc::new(Saves::default()).start(path, writer, write).unwrap().wait(Duration::from_secs(60)).unwrap();
+        let turn = Arc::new(Saves::default()).turn(&path, &mut || Ok(())).unwrap();
+        turn.start(path, writer, write).unwrap().wait(Duration::from_secs(60)).unwrap();
     }
 
     /// A tensor whose copy crashes the process.

@@ -19,8 +19,18 @@ use std::time::Duration;
 pub struct PendingSave {
     strategy: Strategy,
     path: PathBuf,
-    /// The save of this process; `None` if another worker makes it, or if it was made before the call returned.
-    saving: Option<SaveHandle>,
+    maker: Maker,
+}
+
+/// The worker that makes a save, as seen by this one.
+#[derive(Clone, Debug)]
+enum Maker {
+    /// A thread of this process.
+    Thread(SaveHandle),
+    /// This process, before the call returned.
+    Caller,
+    /// Another worker, which was the chief at the time.
+    Chief,
 }
 
 impl PendingSave {
@@ -33,7 +43,10 @@ impl PendingSave {
     /// Returns `true` if this worker no longer writes. On workers other than the chief, this is always the case, so do
     /// not make calls with others depend on it.
     pub fn is_finished(&self) -> bool {
-        self.saving.as_ref().is_none_or(SaveHandle::is_finished)
+        match &self.maker {
+            Maker::Thread(saving) => saving.is_finished(),
+            Maker::Caller | Maker::Chief => true,
+        }
     }
 
     /// Waits until the checkpoint is complete, for at most `timeout`, and returns its path. With several workers, all
@@ -53,9 +66,13 @@ impl PendingSave {
         require_outside_of_run(OPERATION, "wait between runs")?;
         let call = || Fingerprint::new(Operation::Save, "the end of a save in the background", at);
         let wait = |mut report: Report<'_>| {
-            let Some(saving) = &self.saving else { return self.require_complete(OPERATION) };
-            // The loss of another worker ends the wait, so that recovery does not wait for the disk.
-            saving.wait_with(timeout, &mut || Ok(report.send()?))?;
+            match &self.maker {
+                // The loss of another worker ends the wait, so that recovery does not wait for the disk.
+                Maker::Thread(saving) => drop(saving.wait_with(timeout, &mut || Ok(report.send()?))?),
+                // It was complete, even if the manager has removed it as an old one.
+                Maker::Caller => {}
+                Maker::Chief => self.require_complete(OPERATION)?,
+            }
             Ok(())
         };
         self.strategy.on_chief(OPERATION, call, wait, |()| Bytes::new())?;
@@ -153,12 +170,17 @@ impl Checkpoint<'_> {
                 Begun::Saving(manager.save_async_with(writer.clone(), 1, progress)?)
             })
         };
-        let saved = self.save_by(Location::caller(), write, |begun| workers::name(begun.path()))?;
-        let (path, saving) = match saved {
-            Saved::Here(Begun::Saving(saving)) => (saving.path().to_path_buf(), Some(saving)),
-            Saved::Here(Begun::Saved(path)) => (path, None),
-            Saved::ByChief(name) => (manager.folder().join(&*String::from_utf8_lossy(&name)), None),
+        let saved = self.save_by(
+            Location::caller(),
+            |progress| Ok(manager.finish_with(progress)?),
+            write,
+            |begun| workers::name(begun.path()),
+        )?;
+        let (path, maker) = match saved {
+            Saved::Here(Begun::Saving(saving)) => (saving.path().to_path_buf(), Maker::Thread(saving)),
+            Saved::Here(Begun::Saved(path)) => (path, Maker::Caller),
+            Saved::ByChief(name) => (manager.folder().join(&*String::from_utf8_lossy(&name)), Maker::Chief),
         };
-        Ok(PendingSave { strategy: self.joint_strategy(SAVE)?, path, saving })
+        Ok(PendingSave { strategy: self.joint_strategy(SAVE)?, path, maker })
     }
 }

@@ -196,9 +196,13 @@ impl<'a> Checkpoint<'a> {
     /// - [`Error::InvalidArgument`]: two components have the same name.
     /// - [`Error::Failed`] of the kind `Usage`: the workers have trained alone since the last [outer
     ///   step](crate::strategy::LocalSteps).
+    /// - [`Error::Checkpoint`]: a live tensor of a custom component cannot be copied.
     /// - The errors of the components.
     pub fn writer(&self) -> Result<Writer> {
-        self.collect(Writer::new())
+        let mut writer = self.collect(Writer::new())?;
+        // A component may add live tensors without asking whether the checkpoint is saved at once.
+        writer.copy_now()?;
+        Ok(writer)
     }
 
     /// Adds the state of all components to a writer.
@@ -226,7 +230,7 @@ impl<'a> Checkpoint<'a> {
         let path = path.as_ref();
         let tell = |(): &()| Bytes::from(path.to_string_lossy().into_owned());
         let write = |writer: &Writer, progress: &mut Progress<'_>| Ok(writer.save_with(path, 1, progress)?);
-        if let Saved::ByChief(there) = self.save_by(Location::caller(), write, tell)?
+        if let Saved::ByChief(there) = self.save_by(Location::caller(), |_| Ok(()), write, tell)?
             && *there != *path.to_string_lossy().as_bytes()
         {
             warn_or_stderr(|| {
@@ -253,7 +257,8 @@ impl<'a> Checkpoint<'a> {
     pub fn save_to(&self, manager: &CheckpointManager) -> Result<PathBuf> {
         let write =
             |writer: &Writer, progress: &mut Progress<'_>| Ok(manager.save_with(writer, 1, progress)?);
-        Ok(match self.save_by(Location::caller(), write, |path| workers::name(path))? {
+        let wait = |progress: &mut Progress<'_>| Ok(manager.finish_with(progress)?);
+        Ok(match self.save_by(Location::caller(), wait, write, |path| workers::name(path))? {
             Saved::Here(path) => path,
             Saved::ByChief(name) => manager.folder().join(&*String::from_utf8_lossy(&name)),
         })
@@ -373,7 +378,9 @@ impl<'a> Checkpoint<'a> {
     /// Returns the first error of reading or applying a component's state.
     #[doc(hidden)]
     pub fn restore_image(&self, reader: &Reader) -> Result<()> {
-        self.all_of(reader)?.0.into_iter().try_for_each(|change| change())
+        self.all_of(reader)?.0.into_iter().try_for_each(|change| change())?;
+        self.joint_strategy(RESTORE)?.forget_abandoned_steps();
+        Ok(())
     }
 
     /// Reads and checks the state of all components. Returns one closure per component, which applies the state.

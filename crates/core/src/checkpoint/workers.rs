@@ -1,6 +1,9 @@
 //! Saving and restoring on the workers of a strategy: the chief writes, all workers read, and all get the
 //! same result.
 
+// - **INV-107** The loss of another worker ends the chief's wait for an earlier save, but not the save that it has
+//   begun to write. Tests: `clusters/multi_worker/checkpoint/lost.rs`.
+
 use super::{Checkpoint, CheckpointManager, RESTORE, Reader, Restore, SAVE, Writer};
 use crate::context::get_strategy;
 use crate::strategy::{Report, Strategy};
@@ -24,10 +27,12 @@ pub(super) enum Saved<T> {
 type Open<'m> = Box<dyn FnOnce() -> Result<Reader> + 'm>;
 
 impl<'a> Checkpoint<'a> {
-    /// Collects the state of the components on all workers, and writes it on the chief.
+    /// Collects the state of the components on all workers, and writes it on the chief. `wait` first waits for earlier
+    /// saves: the loss of another worker ends this wait, but not the write.
     pub(super) fn save_by<T>(
         &self,
         at: &'static Location<'static>,
+        wait: impl FnOnce(&mut Progress<'_>) -> Result<()>,
         write: impl FnOnce(&Writer, &mut Progress<'_>) -> Result<T>,
         describe: impl FnOnce(&T) -> Bytes,
     ) -> Result<Saved<T>> {
@@ -41,6 +46,8 @@ impl<'a> Checkpoint<'a> {
         let (writer, _) = strategy.exchange_results(SAVE, call, writer, |_| Bytes::new())?;
         let written = || call().part("written by the chief");
         let save = |mut report: Report<'_>| {
+            // Recovery does not wait for an earlier save and then for this one.
+            wait(&mut || Ok(report.send()?))?;
             if writer.reads_rows() {
                 return write(&writer, &mut || Ok(report.send()?));
             }
@@ -81,6 +88,7 @@ impl<'a> Checkpoint<'a> {
         let call = || self.call(Operation::Restore, at);
         let (reader, ready, restored) = strategy.require_equal(operation, call, ready, same, sum)?;
         ready.into_iter().try_for_each(|change| change())?;
+        strategy.forget_abandoned_steps();
         Ok((reader, restored))
     }
 

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "no program of tests uses all of it")]
 
 pub mod cluster;
+pub mod gate;
 
 use candle_core::{DType, Device, Tensor};
 use distribute::{

@@ -1,54 +1,22 @@
 //! A save in the background has the state at the time of its call, although training continues at once.
 
 use super::{Net, Training};
+use crate::support::gate::Gate;
 use candle_core::{DType, Device, Tensor};
 use distribute::checkpoint::{
     CheckpointManager, Checkpointed, HeldTensors, LiveTensors, Reader, Restore, SourceError, Writer,
 };
 use distribute::optimizer::rules::{Adam, Rule, Sgd};
-use distribute::{Error, HostTensor, ReplicaContext, Result};
+use distribute::{Checkpoint, Error, HostTensor, ReplicaContext, Result, Variable};
 use distribute_testing::{names_in, watched};
 use std::path::Path;
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(60);
-
-/// A component whose copy is made when the test permits it.
-struct Gate(Arc<dyn LiveTensors>);
-
-struct Permits(Mutex<Receiver<()>>);
-
-impl LiveTensors for Permits {
-    fn hold(&self) -> Result<Box<dyn HeldTensors + '_>, SourceError> {
-        Ok(Box::new(self))
-    }
-}
-
-impl HeldTensors for &Permits {
-    fn copy(&self, _: usize) -> Result<HostTensor, SourceError> {
-        self.0.lock().unwrap().recv_timeout(LIMIT)?;
-        Ok(HostTensor::scalar(1i64))
-    }
-}
-
-impl Gate {
-    fn new() -> (Self, Sender<()>) {
-        let (permit, permitted) = channel();
-        (Self(Arc::new(Permits(Mutex::new(permitted)))), permit)
-    }
-}
-
-impl Checkpointed for Gate {
-    fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
-        Ok(writer.insert_live(prefix, distribute::tensor::DType::I64, [], &self.0, 0)?)
-    }
-    fn restore<'a>(&'a self, _: &str, _: &Reader) -> Result<Restore<'a>> {
-        Ok(Box::new(|| Ok(())))
-    }
-}
 
 fn assert_same_files(a: &Path, b: &Path) {
     let names = names_in(a);
@@ -70,7 +38,7 @@ fn saves_the_step_of_the_call<R: Rule + Clone>(rule: R) {
             let parts = one.parts().part("a", &gate);
             let folder = tempfile::tempdir().unwrap();
             let waited = folder.path().join("waited");
-            permit.send(()).unwrap();
+            permit.send(Ok(())).unwrap();
             parts.save(&waited).unwrap();
 
             let manager = CheckpointManager::new(folder.path()).unwrap();
@@ -82,7 +50,7 @@ fn saves_the_step_of_the_call<R: Rule + Clone>(rule: R) {
             let y = Tensor::zeros(6, DType::U32, &Device::Cpu).unwrap();
             let step = |ctx: &ReplicaContext, net: &Net| {
                 let loss = net.loss(&x, &y)?;
-                permit.send(()).unwrap();
+                permit.send(Ok(())).unwrap();
                 one.optimizer.minimize(ctx, loss, 6)
             };
             let before = one.bits();
@@ -105,6 +73,12 @@ fn a_save_in_the_background_has_the_bits_of_its_step_while_training_continues() 
     saves_the_step_of_the_call(Sgd);
 }
 
+/// Returns the bits of a variable of f32. Reads do not wait for a save.
+fn bits_of(variable: &Variable) -> Vec<u32> {
+    let values = variable.read::<Tensor>().unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
+    values.into_iter().map(f32::to_bits).collect()
+}
+
 // INV-96, INV-3
 #[test]
 fn every_write_of_a_variable_waits_for_its_copy() {
@@ -122,19 +96,23 @@ fn every_write_of_a_variable_waits_for_its_copy() {
         let folder = tempfile::tempdir().unwrap();
         let manager = CheckpointManager::new(folder.path()).unwrap();
         for write in writes {
-            let before = one.bits();
+            let (before, held) = (one.bits(), bits_of(&variable));
             let (gate, permit) = Gate::new();
             // One of the variables twice: its lock is taken once.
             let parts = one.parts().part("a", &gate).part("one", &variable);
             let saving = parts.save_async(&manager).unwrap();
             thread::scope(|scope| {
-                let (begins, begun) = channel();
+                let (ends, ended) = channel();
                 scope.spawn(move || {
-                    begins.send(()).unwrap();
                     write();
+                    ends.send(()).unwrap();
                 });
-                begun.recv_timeout(LIMIT).unwrap();
-                permit.send(()).unwrap();
+                // A write that did not wait would end at once.
+                let early = ended.recv_timeout(Duration::from_millis(100));
+                assert!(early.is_err() && !saving.is_finished());
+                assert_eq!(bits_of(&variable), held);
+                permit.send(Ok(())).unwrap();
+                ended.recv_timeout(LIMIT).unwrap();
             });
             let path = saving.wait(LIMIT).unwrap();
             assert_ne!(one.bits(), before);
@@ -144,21 +122,6 @@ fn every_write_of_a_variable_waits_for_its_copy() {
     });
 }
 
-/// A component that cannot be copied.
-struct Broken;
-
-impl LiveTensors for Broken {
-    fn hold(&self) -> Result<Box<dyn HeldTensors + '_>, SourceError> {
-        Ok(Box::new(Self))
-    }
-}
-
-impl HeldTensors for Broken {
-    fn copy(&self, _: usize) -> Result<HostTensor, SourceError> {
-        Err("the memory is gone".into())
-    }
-}
-
 // INV-96
 #[test]
 fn a_failure_is_the_error_of_the_next_save_which_is_made() {
@@ -166,8 +129,9 @@ fn a_failure_is_the_error_of_the_next_save_which_is_made() {
         let one = Training::new(2, 1, DType::F32, true, Adam::default());
         let folder = tempfile::tempdir().unwrap();
         let manager = CheckpointManager::new(folder.path()).unwrap();
-        let broken = Gate(Arc::new(Broken));
-        drop(one.parts().part("a", &broken).save_async(&manager).unwrap());
+        let (gate, permit) = Gate::new();
+        permit.send(Err("the memory is gone".into())).unwrap();
+        drop(one.parts().part("a", &gate).save_async(&manager).unwrap());
         one.train(0, 1);
         let error = one.parts().save_to(&manager).unwrap_err();
         let text = error.to_string();
@@ -175,5 +139,77 @@ fn a_failure_is_the_error_of_the_next_save_which_is_made() {
         assert_eq!(manager.paths().unwrap().len(), 1);
         one.parts().restore_latest(&manager).unwrap().unwrap();
         one.parts().save_to(&manager).unwrap();
+    });
+}
+
+/// A component that adds a live tensor to every checkpoint.
+struct Counter(Arc<Count>);
+
+struct Count(AtomicI64);
+
+impl LiveTensors for Count {
+    fn hold(&self) -> Result<Box<dyn HeldTensors + '_>, SourceError> {
+        Ok(Box::new(self))
+    }
+}
+
+impl HeldTensors for &Count {
+    fn copy(&self, _: usize) -> Result<HostTensor, SourceError> {
+        Ok(HostTensor::scalar(self.0.load(Ordering::Relaxed)))
+    }
+}
+
+impl Checkpointed for Counter {
+    fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
+        let live: Arc<dyn LiveTensors> = self.0.clone();
+        Ok(writer.insert_live(prefix, distribute::tensor::DType::I64, [], &live, 0)?)
+    }
+    fn restore<'a>(&'a self, _: &str, _: &Reader) -> Result<Restore<'a>> {
+        Ok(Box::new(|| Ok(())))
+    }
+}
+
+// INV-96
+#[test]
+fn a_writer_is_a_copy_of_live_tensors_of_custom_components() {
+    watched(|| {
+        let counter = Counter(Arc::new(Count(AtomicI64::new(1))));
+        let writer = Checkpoint::new().part("count", &counter).writer().unwrap();
+        counter.0.0.store(2, Ordering::Relaxed);
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["first", "second"] {
+            let path = folder.path().join(name);
+            writer.save(&path, 1).unwrap();
+            assert_eq!(Reader::open(&path).unwrap().tensor("count").unwrap().item::<i64>().unwrap(), 1);
+        }
+    });
+}
+
+/// A component whose rows are read while the checkpoint is written.
+struct Table;
+
+impl Checkpointed for Table {
+    fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
+        let rows = |rows: std::ops::Range<usize>| Ok(HostTensor::vector(vec![1u8; rows.len()]));
+        Ok(writer.insert_read(prefix, distribute::tensor::DType::U8, [3], rows)?)
+    }
+    fn restore<'a>(&'a self, _: &str, _: &Reader) -> Result<Restore<'a>> {
+        Ok(Box::new(|| Ok(())))
+    }
+}
+
+#[test]
+fn a_save_that_was_made_at_once_is_complete_also_after_its_removal() {
+    watched(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let manager = CheckpointManager::new(folder.path()).unwrap().keep(1);
+        let parts = Checkpoint::new().part("table", &Table);
+        let saves = [(); 2].map(|()| parts.save_async(&manager).unwrap());
+        let names = ["ckpt-000001", "ckpt-000002"];
+        for (saving, name) in saves.iter().zip(names) {
+            assert!(saving.is_finished());
+            assert_eq!(saving.wait(LIMIT).unwrap(), folder.path().join(name));
+        }
+        assert!(!saves[0].path().exists());
     });
 }

@@ -2,50 +2,13 @@
 
 use super::{model, value};
 use crate::multi_worker::on_workers;
-use distribute::checkpoint::{
-    CheckpointManager, Checkpointed, HeldTensors, LiveTensors, Reader, Restore, SourceError, Writer,
-};
+use crate::support::gate::Gate;
+use distribute::Error;
+use distribute::checkpoint::CheckpointManager;
 use distribute::prelude::*;
-use distribute::{Error, HostTensor, Result};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(60);
-
-/// A component whose copy is made when the test permits it, with the result that it sends.
-struct Gate(Arc<dyn LiveTensors>);
-
-struct Permits(Mutex<Receiver<Result<(), String>>>);
-
-impl LiveTensors for Permits {
-    fn hold(&self) -> Result<Box<dyn HeldTensors + '_>, SourceError> {
-        Ok(Box::new(self))
-    }
-}
-
-impl HeldTensors for &Permits {
-    fn copy(&self, _: usize) -> Result<HostTensor, SourceError> {
-        self.0.lock().unwrap().recv_timeout(LIMIT)??;
-        Ok(HostTensor::scalar(1i64))
-    }
-}
-
-impl Gate {
-    fn new() -> (Self, Sender<Result<(), String>>) {
-        let (permit, permitted) = channel();
-        (Self(Arc::new(Permits(Mutex::new(permitted)))), permit)
-    }
-}
-
-impl Checkpointed for Gate {
-    fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
-        Ok(writer.insert_live(prefix, distribute::tensor::DType::I64, [], &self.0, 0)?)
-    }
-    fn restore<'a>(&'a self, _: &str, _: &Reader) -> Result<Restore<'a>> {
-        Ok(Box::new(|| Ok(())))
-    }
-}
 
 // INV-96
 #[test]
@@ -106,7 +69,7 @@ fn a_failure_on_the_chief_is_the_error_of_all_by_the_handle_or_the_next_save() {
     });
     let errors: [Vec<_>; 2] = errors.into_iter().map(Vec::from).collect::<Vec<_>>().try_into().unwrap();
     for (number, says) in
-        [(0, "in the background failed: \"z\""), (1, "worker 0 failed: the earlier save of ")]
+        [(0, "in the background failed: \"z/0\""), (1, "worker 0 failed: the earlier save of ")]
     {
         let errors = [errors[0][number].to_string(), errors[1][number].to_string()];
         assert!(errors[0] == errors[1] && errors[0].contains(says), "{errors:?}");
