@@ -45,6 +45,11 @@ impl StochasticRounding {
         Self { seed, stream }
     }
 
+    /// Returns the seed.
+    pub fn seed(self) -> u64 {
+        self.seed
+    }
+
     /// Returns the rounding of one step. It depends on the number of the step, and not on its learning rate.
     pub fn of_step(self, step: Step) -> StepRounding {
         StepRounding(Draws::new(self.seed, self.stream).at(step.number()))

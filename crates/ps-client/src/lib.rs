@@ -78,6 +78,7 @@ use distribute_ps_tables::{
     Channel, PartitionStrategy, Partitioner, Placement, PlacementPolicy, Request, Response, RowPartition,
     Usage,
 };
+use distribute_tensor::{DType, Wire};
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -108,6 +109,10 @@ pub struct ParameterServers {
     row_cache: Option<RowCacheOptions>,
     /// The caches of rows of all variables.
     row_caches: Mutex<Vec<Weak<RowCache>>>,
+    /// The use of the caches of variables that were dropped.
+    dropped_caches: Arc<Mutex<RowCacheUsage>>,
+    /// The type in which `f32` rows are sent.
+    wire: Wire,
     /// The tasks that end with the training run, if they are in other processes.
     tasks: OnceLock<Servers>,
 }
@@ -191,6 +196,8 @@ impl ParameterServers {
             tables: None,
             row_cache: None,
             row_caches: Mutex::default(),
+            dropped_caches: Arc::default(),
+            wire: Wire::Full,
             tasks: OnceLock::new(),
         })
     }
@@ -216,22 +223,33 @@ impl ParameterServers {
         Self { row_cache: options, ..self }
     }
 
-    /// Creates the cache for the rows of a variable; `None` if rows are not cached.
+    /// Declares the type in which the connections send `f32` rows.
     #[doc(hidden)]
-    pub fn row_cache(&self, tables: &Sharded) -> Option<Arc<RowCache>> {
-        let cache = RowCache::new(self.row_cache?, tables.row_bytes()?, self.session.clock.clone())?;
-        let cache = Arc::new(cache);
+    pub fn with_wire(self, wire: Wire) -> Self {
+        Self { wire, ..self }
+    }
+
+    /// Creates the cache for the rows of a variable; `None` if rows are not cached. `is_bf16` is whether the values are
+    /// stored in bf16.
+    #[doc(hidden)]
+    pub fn row_cache(&self, tables: &Sharded, is_bf16: bool) -> Option<Arc<RowCache>> {
+        let row_bytes = tables.row_bytes()?;
+        let cache = RowCache::new(self.row_cache?, row_bytes, self.session.clock.clone())?;
+        let is_halved = tables.dtype() == DType::F32 && (is_bf16 || self.wire != Wire::Full);
+        let sent_bytes = if is_halved { row_bytes / 2 } else { row_bytes };
+        let cache = Arc::new(cache.counted(sent_bytes, self.dropped_caches.clone()));
         let mut caches = lock(&self.row_caches);
         caches.retain(|cache| cache.strong_count() > 0);
         caches.push(Arc::downgrade(&cache));
         Some(cache)
     }
 
-    /// Returns how the caches of rows of this process are used. All numbers are 0 if rows are not cached.
+    /// Returns how the caches of rows of this process are used and were used. All numbers are 0 if rows are not cached.
+    /// Those of variables that were dropped still count, except the number of rows.
     pub fn row_cache_usage(&self) -> RowCacheUsage {
-        let caches = lock(&self.row_caches);
-        let all = caches.iter().filter_map(Weak::upgrade).map(|cache| cache.usage());
-        all.fold(RowCacheUsage::default(), RowCacheUsage::and)
+        let caches: Vec<_> = lock(&self.row_caches).iter().filter_map(Weak::upgrade).collect();
+        let dropped = *lock(&self.dropped_caches);
+        caches.iter().map(|cache| cache.usage()).fold(dropped, RowCacheUsage::and)
     }
 
     /// Closes the connections to all servers.

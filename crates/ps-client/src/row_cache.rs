@@ -40,7 +40,8 @@ pub struct RowCacheUsage {
     pub hits: u64,
     /// The number of rows that were fetched.
     pub misses: u64,
-    /// The size of the rows that were read from a cache, in bytes.
+    /// The size of the rows that were read from a cache, in bytes of a message: rows in bf16 count with half of the
+    /// bytes that the program computes with.
     pub saved_bytes: u64,
     /// The largest number of steps whose changes a row lacked when it was read.
     pub max_age: u64,
@@ -97,7 +98,11 @@ pub struct RowCache {
     /// The maximum number of rows.
     capacity: usize,
     row_bytes: usize,
+    /// The size of a row in a message.
+    sent_bytes: usize,
     rows: Mutex<CachedRows>,
+    /// The use of caches that were dropped, to which this one adds its own.
+    dropped: Arc<Mutex<RowCacheUsage>>,
 }
 
 #[derive(Debug, Default)]
@@ -138,8 +143,14 @@ impl RowCache {
     /// Creates a cache for rows of `row_bytes` bytes; `None` if not a single row fits.
     pub(crate) fn new(options: RowCacheOptions, row_bytes: usize, clock: Arc<StepClock>) -> Option<Self> {
         let capacity = options.bytes.checked_div(row_bytes).filter(|rows| *rows > 0)?;
-        let rows = Mutex::default();
-        Some(Self { clock, staleness: options.staleness, capacity, row_bytes, rows })
+        let (rows, dropped, staleness) = (Mutex::default(), Arc::default(), options.staleness);
+        Some(Self { clock, staleness, capacity, row_bytes, sent_bytes: row_bytes, rows, dropped })
+    }
+
+    /// Sets the size of a row in a message, and where this cache adds its usage when it is dropped.
+    pub(crate) fn counted(mut self, sent_bytes: usize, dropped: Arc<Mutex<RowCacheUsage>>) -> Self {
+        (self.sent_bytes, self.dropped) = (sent_bytes, dropped);
+        self
     }
 
     /// Looks up ids, each of which must occur once.
@@ -176,7 +187,7 @@ impl RowCache {
             .for_each(|place| *place = hits + (usize::MAX - *place));
         cached.usage.hits += hits as u64;
         cached.usage.misses += missing.len() as u64;
-        cached.usage.saved_bytes += found.len() as u64;
+        cached.usage.saved_bytes += (hits * self.sent_bytes) as u64;
         CacheLookup { places, missing, found, now, epoch }
     }
 
@@ -213,6 +224,14 @@ impl RowCache {
     pub(crate) fn usage(&self) -> RowCacheUsage {
         let cached = lock(&self.rows);
         RowCacheUsage { rows: cached.entries.len() as u64, ..cached.usage }
+    }
+}
+
+impl Drop for RowCache {
+    fn drop(&mut self) {
+        let used = RowCacheUsage { rows: 0, ..self.usage() };
+        let mut dropped = lock(&self.dropped);
+        *dropped = dropped.and(used);
     }
 }
 

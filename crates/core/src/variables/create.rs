@@ -282,7 +282,7 @@ impl InitialValue<'_> {
             let to = servers.location(rows, None, to);
             let rows = Dynamic::create(servers, (name, row, self.dtype()?), initial, to, rounding)?;
             let row = Var::zeros(model_init.shape, model_init.candle_dtype, &candle_core::Device::Cpu)?;
-            let row_cache = servers.row_cache(rows.tables());
+            let row_cache = servers.row_cache(rows.tables(), rounding.is_some());
             return Ok(Storage::on_servers(RemoteVariable::with_ids(rows, row).with_row_cache(row_cache)));
         }
         let (initial, computed_with) = match self {
@@ -305,7 +305,7 @@ impl InitialValue<'_> {
         let cache = |(var, by_row)| servers.session().register(HostCache::new(tables.clone(), var, by_row));
         let cache = computed_with.map(cache);
         cache.iter().try_for_each(|cache| cache.refresh(CREATE))?;
-        let row_cache = servers.row_cache(&tables);
+        let row_cache = servers.row_cache(&tables, rounding.is_some());
         Ok(Storage::on_servers(RemoteVariable::new(tables, cache).with_row_cache(row_cache)))
     }
 }

@@ -296,7 +296,7 @@ impl ParameterServerStrategyBuilder {
             (members.workers, task.creation_policy),
             self.staleness,
         )?;
-        let servers = Arc::new(servers.with_row_cache(self.row_cache));
+        let servers = Arc::new(servers.with_row_cache(self.row_cache).with_wire(self.wire));
         others.iter().for_each(|others| servers.set_tasks(others.clone()));
         let parameters = (0..members.servers.len()).map(DeviceName::of_server).collect();
         let TaskSettings { kind, independent, .. } = task;

@@ -97,7 +97,8 @@ impl TableSpec {
         Self { rule: Some(rule), ..self }
     }
 
-    /// Stores `float32` values in bf16, rounded by `rounding`.
+    /// Stores `float32` values in bf16, rounded by `rounding`. The random bits depend on the number of the row in the
+    /// variable; [given values](Contents::Values) are numbered from 0, as those of a complete variable.
     pub fn rounding(self, rounding: StochasticRounding) -> Self {
         Self { rounding: Some(rounding), ..self }
     }
@@ -157,7 +158,10 @@ impl TableSpec {
             Contents::Dynamic { row_shape, dtype, .. } => format!("dynamic rows of {dtype}{row_shape:?}"),
         };
         let rule = self.rule.as_ref().map_or("no rule".to_owned(), |rule| rule.rule().name().to_owned());
-        let halves = if self.rounding.is_some() { " in bf16" } else { "" };
+        let halves = self
+            .rounding
+            .map(|rounding| format!(" in bf16 with seed {}", rounding.seed()))
+            .unwrap_or_default();
         format!("{table}{halves} with {rule}")
     }
 }

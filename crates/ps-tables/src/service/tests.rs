@@ -81,6 +81,9 @@ fn an_image_of_a_table_in_bf16_continues_with_the_same_rounding() {
         let other = TableSpec { rounding: None, ..spec.clone() };
         let error = tables.handle(&Request::Create(other)).unwrap_err().to_string();
         assert!(error.contains("exists already") && error.contains(" in bf16 with"), "{error}");
+        let other = TableSpec { rounding: Some(StochasticRounding::new(5, 4)), ..spec.clone() };
+        let error = tables.handle(&Request::Create(other)).unwrap_err().to_string();
+        assert!(error.contains("in bf16 with seed 3") && error.contains("in bf16 with seed 5"), "{error}");
     }
     let change = |tables: &Tables, finished| {
         for (name, rows) in [("w", vec![2, 0, 2]), ("ids", vec![-4, 1 << 40, 5])] {

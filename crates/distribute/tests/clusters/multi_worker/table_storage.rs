@@ -5,7 +5,8 @@ use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::VarBuilder;
 use distribute::checkpoint::{Checkpoint, Checkpointed, Reader, Restore, Writer};
 use distribute::nn::{Embedding, embedding};
-use distribute::parameter_server::RowCacheUsage;
+use distribute::parameter_server::{RowCacheOptions, RowCacheUsage};
+use distribute::strategy::{Links, RowFormat, TableHosts, TableOptions};
 use distribute::{ErrorKind, Result, Strategy, prelude::*};
 use distribute_testing::watched;
 use std::fs;
@@ -184,6 +185,39 @@ fn cached_rows_lack_as_many_steps_as_the_bound_permits() {
         assert!(read(&old) < read(&now) && read(&now) < read(&exact), "{old:?} {now:?} {exact:?}");
         let again = of(Tables::Cached(3));
         assert_eq!(again[0].0, old[0].0);
+    });
+}
+
+/// Counters never fall, and saved bytes are those that a message would have had.
+#[test]
+fn the_use_of_caches_still_counts_when_a_model_is_dropped() {
+    watched(|| {
+        for (format, width) in [(RowFormat::Full, 4), (RowFormat::Bf16 { seed: 7 }, 2)] {
+            let row_cache = Some(RowCacheOptions { staleness: 3, ..Default::default() });
+            let tables = TableOptions { row_cache, format, min_bytes: 0, ..TableHosts::Workers.into() };
+            let builder = MultiWorkerMirroredStrategy::builder().tables(tables);
+            let all = builder.on_threads(Links::Memory, 2, |strategy| {
+                let usage = || strategy.extended().parameter_servers().unwrap().row_cache_usage();
+                let used = {
+                    let model = strategy.replicate(|vb: VarBuilder| embedding(50, 8, vb.pp("words")))?;
+                    let optimizer = Sgd::new(&model.variables, 0.05)?;
+                    let ids = Tensor::new(&[1u32, 7, 30], &Device::Cpu)?;
+                    for _ in 0..5 {
+                        strategy.run(&model, |ctx, words: &Embedding| {
+                            optimizer.minimize(ctx, words.forward(&ids)?.sqr()?.mean_all()?, 3)
+                        })?;
+                    }
+                    usage()
+                };
+                Ok((used, usage()))
+            });
+            for (used, after) in all.unwrap() {
+                assert!(used.hits > 0 && used.saved_bytes == used.hits * 8 * width, "{format:?}: {used:?}");
+                assert_eq!((after.hits, after.misses), (used.hits, used.misses));
+                assert_eq!((after.saved_bytes, after.max_age), (used.saved_bytes, used.max_age));
+                assert!(used.rows > 0 && after.rows == 0, "{after:?}");
+            }
+        }
     });
 }
 
