@@ -98,9 +98,9 @@ pub(crate) trait Operation: Send + Sync {
         true
     }
 
-    /// Returns whether the elements are names of files, which a later operation opens.
+    /// Returns whether the elements are names of files, or made from them, which a later operation opens.
     fn names_files(&self) -> bool {
-        false
+        self.inputs().iter().any(|input| input.names_files())
     }
 
     /// Returns whether the operation takes many elements of its input before they are needed.

@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
 
 /// The name of the thread in errors.
-const OPERATION: &str = "prefetch";
+const OPERATION: &str = "dealt files";
 
 /// The maximum number of slots of a channel, which allocates all of them at once.
 const MAX_PLACES: usize = 4096;
@@ -126,7 +126,7 @@ impl DealtPieces {
             State::Waiting { stage, sender, links } => {
                 let skipped = self.skipped;
                 let thread = std::thread::Builder::new()
-                    .name(format!("data-{OPERATION}"))
+                    .name("data-dealt".into())
                     .spawn(move || run(stage, skipped, &sender))
                     .map_err(|source| Error::Thread { operation: OPERATION, source })?;
                 State::Running(links, thread)
@@ -195,5 +195,29 @@ fn run(mut stage: Box<dyn Stage>, skipped: usize, sender: &SyncSender<Output>) {
         if sender.send(Output::Piece(piece)).is_err() || failed {
             break;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chunk::Chunk;
+    use distribute_testing::watched;
+
+    struct Broken;
+
+    impl Stage for Broken {
+        fn next(&mut self, _max: usize) -> Option<Result<Chunk>> {
+            panic!("{}", std::thread::current().name().unwrap_or_default())
+        }
+    }
+
+    #[test]
+    fn a_thread_that_panics_is_named_by_what_it_does() {
+        watched(|| {
+            let mut pieces = DealtPieces::new(NewFiles::default(), 1, 0, |_| Box::new(Broken));
+            let error = pieces.fetch().unwrap_err();
+            assert_eq!(error.to_string(), "a thread of dealt files panicked: data-dealt");
+        });
     }
 }

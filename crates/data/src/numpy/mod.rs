@@ -28,7 +28,8 @@ use std::path::Path;
 ///
 /// - [`Error::Io`]: the file cannot be read.
 /// - [`Error::Damaged`]: the file is not a `.npy` file, is damaged, has a dtype that tensors do not have, or is
-///   compressed and larger than the [limit for one element](Location::element_limit).
+///   compressed and larger than the [limit for one element](Location::element_limit). Also if texts take more memory
+///   than this limit and more than the file has bytes.
 /// - [`Error::Feature`]: the file is compressed or at a URL, and the feature for that is not enabled.
 ///
 /// ```
@@ -47,9 +48,12 @@ pub fn read_npy(location: impl Into<Location>) -> Result<HostTensor> {
     let location = location.into();
     let known = |head: &[u8]| Some(head.starts_with(MAGIC));
     let (bytes, packed) = Compression::Auto.unpack(&location, known)?;
-    // An uncompressed array of numbers takes no more memory than the file has bytes. Each text takes a few
-    // bytes more.
-    let mut room = Room { limit: packed.then(|| location.limit()), taken: 0 };
+    // An uncompressed array of numbers takes no more memory than the file has bytes. A text of one byte takes 25.
+    let limit = location.limit();
+    let file = location.open_file()?.map(|file| file.metadata()).transpose();
+    let len = file.map_err(|error| location.io_error(error))?.map_or(0, |file| file.len());
+    let of_texts = limit.of(limit.bytes().max(len));
+    let mut room = Room { limit: packed.then_some(limit), of_texts, taken: 0 };
     let array = read(&mut Input::new(location.to_string(), bytes), &mut room);
     array.map_err(|error| Compression::Auto.blame(&location, known, error))
 }
@@ -133,6 +137,8 @@ pub fn write_npy(path: impl AsRef<Path>, tensor: &HostTensor) -> Result<()> {
 struct Room {
     /// The limit; `None` if there is none.
     limit: Option<ElementLimit>,
+    /// The limit for texts if there is no other: each takes more memory than it has bytes in the file.
+    of_texts: ElementLimit,
     /// The memory in bytes that earlier arrays have taken.
     taken: u64,
 }
@@ -141,7 +147,11 @@ fn read(input: &mut Input<impl Read>, room: &mut Room) -> Result<HostTensor> {
     let header = Header::read(input)?;
     // Sizes that overflow are detected when the elements are read.
     room.taken = room.taken.saturating_add(elements::bytes(&header).unwrap_or(0));
-    let fits = room.limit.map_or(Ok(()), |limit| limit.check("what is unpacked of it", room.taken));
+    let (limit, what) = match header.text {
+        Some(_) if room.limit.is_none() => (Some(room.of_texts), "its array of texts"),
+        _ => (room.limit, "what is unpacked of it"),
+    };
+    let fits = limit.map_or(Ok(()), |limit| limit.check(what, room.taken));
     fits.map_err(|what| input.damaged(what))?;
     let tensor = HostTensor::from_buffer(elements::read(&header, input)?, header.shape)?;
     input.end()?;
@@ -162,7 +172,8 @@ fn archive(
     let (mut arrays, mut known) = (BTreeMap::new(), Vec::new());
     // A directory may name the same bytes many times, so the memory of all arrays is added up.
     let limit = location.limit();
-    let mut room = Room { limit: Some(limit.of(limit.bytes().max(len))), taken: 0 };
+    let limit = limit.of(limit.bytes().max(len));
+    let mut room = Room { limit: Some(limit), of_texts: limit, taken: 0 };
     for index in 0..archive.len() {
         let member = archive.by_index(index).map_err(broken)?;
         let name = member.name().map_err(broken)?.into_owned();

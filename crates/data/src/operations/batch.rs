@@ -99,18 +99,33 @@ pub(super) struct BatchStage {
     join: Join,
     number: usize,
     ended: bool,
+    /// The number of [passes](Stage::passes) of the input when the last element was received.
+    received: usize,
+    /// The number of passes of the input that have ended between two batches.
+    aligned: usize,
 }
+
+/// The number of passes of the input that count as one if batches extend over their ends. The batches of one pass are
+/// then not those of the next one: with 999 elements in batches of 1,000, they repeat after 1,000 passes.
+const UNALIGNED: usize = 100;
 
 impl BatchStage {
     pub(super) fn new(input: Box<dyn Stage>, size: usize, drop_remainder: bool, join: Join) -> Self {
-        Self { input, size, drop_remainder, join, number: 0, ended: false }
+        Self { input, size, drop_remainder, join, number: 0, ended: false, received: 0, aligned: 0 }
     }
 
     fn batch(&mut self) -> Result<Option<Chunk>> {
         let mut assembly = Assembly::new(self.number);
         while assembly.len() < self.size && !self.ended {
             match self.input.next(self.size - assembly.len()) {
-                Some(chunk) => assembly.push(chunk?)?,
+                Some(chunk) => {
+                    let passes = self.input.passes();
+                    if assembly.len() == 0 {
+                        self.aligned += passes.saturating_sub(self.received);
+                    }
+                    self.received = passes;
+                    assembly.push(chunk?)?;
+                }
                 None => self.ended = true,
             }
         }
@@ -137,11 +152,12 @@ impl Stage for BatchStage {
         self.ended = elements < wanted;
         let skipped = if self.drop_remainder { elements / self.size } else { elements.div_ceil(self.size) };
         self.number += skipped;
+        self.received = self.input.passes();
         Ok(skipped)
     }
 
     fn passes(&self) -> usize {
-        self.input.passes()
+        self.aligned.max(self.input.passes() / UNALIGNED)
     }
 }
 
@@ -158,6 +174,21 @@ mod tests {
         assert_eq!(Dataset::range(2).batch_exact(3).iter().count(), 0);
         assert_eq!(ids(&Dataset::range(2).batch(usize::MAX)), [[0, 1]]);
         assert_eq!(ids(&Dataset::range(3).repeat(2).batch(4)), [vec![0, 1, 2, 0], vec![1, 2]]);
+    }
+
+    #[test]
+    fn a_rare_batch_of_a_repeated_dataset_is_found_and_one_that_does_not_exist_is_an_error() {
+        let begins_with = |rows: i64, first: i64| {
+            let batches = Dataset::range(rows).repeat_forever().batch(rows as usize + 1);
+            batches.filter(move |batch| batch.as_slice::<i64>().unwrap()[0] == first)
+        };
+        // The batches begin with 0, 1, 2 … 998, and again.
+        let mut pass = begins_with(999, 500).iter();
+        for _ in 0..2 {
+            assert_eq!(pass.next().unwrap().unwrap().to_vec::<i64>().unwrap()[998..], [499, 500]);
+        }
+        let error = begins_with(99, -1).iter().next().unwrap().unwrap_err();
+        assert!(matches!(error, Error::EmptyPasses { operation: "filter", .. }), "{error}");
     }
 
     #[test]

@@ -112,6 +112,11 @@ impl Operation for InTurn {
         }
     }
 
+    /// Returns `false`, because the function opens the files.
+    fn names_files(&self) -> bool {
+        false
+    }
+
     /// Returns the description without the number of elements that are prepared early, which changes only the timing.
     fn identity(&self) -> String {
         Self { turns: Interleave { ahead: 0, ..self.turns }, ..self.clone() }.describe()

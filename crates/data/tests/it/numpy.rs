@@ -121,6 +121,11 @@ fn text_is_read_and_arrays_by_name_next_to_unsupported_ones() {
     let error = read(npy("<U1", "False", "(1,)", &[0, 0, 0xff, 0xff])).unwrap_err().to_string();
     assert!(error.contains("is no character"), "{error}");
     assert!(read(npy("<U3", "False", "(9999999999,)", &wide)).is_err());
+    // INV-28: short texts take many times their bytes.
+    let short = npy("|S1", "False", "(1000,)", &[b'x'; 1000]);
+    assert_eq!(read(short.clone()).unwrap().len(), 1000);
+    let error = read(short.element_limit(24_999)).unwrap_err().to_string();
+    assert!(error.contains("its array of texts takes more than 24999 bytes"), "{error}");
     // Their bytes can be counted in the file, but not in memory.
     let error = read(npy("<U1", "False", "(1152921504606846976,)", &wide)).unwrap_err().to_string();
     assert!(error.contains("is too large"), "{error}");

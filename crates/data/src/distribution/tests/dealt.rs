@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::csv::{ColumnType, Csv};
-use crate::{Files, Interleave, Location, text_lines};
+use crate::{Compression, Files, Interleave, Location, TfRecord, TfRecordWriter, text_lines};
 use distribute_testing::{SplitMix, watched};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -524,31 +524,65 @@ fn files_are_dealt_alike_whichever_thread_is_slow() {
     });
 }
 
-/// Checks files whose sections are parsed on several threads.
+/// Checks files whose sections are parsed on several threads. `data` returns a dataset of the numbers in these files.
+fn assert_asks_after_the_elements_of_the_others(data: impl Fn(Vec<Vec<i64>>) -> Dataset<HostTensor>) {
+    let rows = [700usize, 0, 3, 1200, 40, 90, 1, 350];
+    let mut next = 0i64..;
+    let files = rows.iter().map(|rows| next.by_ref().take(*rows).collect());
+    let data = data(files.collect()).batch(64);
+    let two = plan(&data, 2, 1, &options(1));
+    let mut passes = begin(&two, None);
+    let mut seen: Vec<i64> = (0..4).flat_map(|_| step(&mut passes).unwrap().concat()).collect();
+    let position = position(&passes);
+    let mut same = begin(&two, Some(&position));
+    let rest: Vec<_> = std::iter::from_fn(|| step(&mut passes)).collect();
+    assert_eq!(std::iter::from_fn(|| step(&mut same)).collect::<Vec<_>>(), rest);
+    let mut others = begin(&plan(&data, 3, 1, &options(1)), Some(&position));
+    seen.extend(std::iter::from_fn(|| step(&mut others)).flatten().flatten());
+    assert_eq!(sorted(seen), (0..rows.iter().sum::<usize>() as i64).collect::<Vec<_>>());
+}
+
 // INV-99
 #[test]
 fn a_source_with_threads_asks_for_a_file_after_the_elements_of_the_others() {
     watched(|| {
-        let rows = [700, 0, 3, 1200, 40, 90, 1, 350];
-        let mut next = 0..;
-        let file = |(i, rows): (usize, usize)| {
-            let text: String = next.by_ref().take(rows).map(|n: i64| format!("{n},{n}\n")).collect();
-            Location::bytes(format!("{i}.csv"), text)
-        };
-        let files: Files = rows.into_iter().enumerate().map(file).collect();
-        let csv = Csv::files(files).without_header().threads(3);
-        let data = csv.columns([(0, ColumnType::I64)]).unwrap();
-        let data = data.map(|columns| columns.into_values().next().unwrap()).batch(64);
-        let two = plan(&data, 2, 1, &options(1));
-        let mut passes = begin(&two, None);
-        let mut seen: Vec<i64> = (0..4).flat_map(|_| step(&mut passes).unwrap().concat()).collect();
-        let position = position(&passes);
-        let mut same = begin(&two, Some(&position));
-        let rest: Vec<_> = std::iter::from_fn(|| step(&mut passes)).collect();
-        assert_eq!(std::iter::from_fn(|| step(&mut same)).collect::<Vec<_>>(), rest);
-        let mut others = begin(&plan(&data, 3, 1, &options(1)), Some(&position));
-        seen.extend(std::iter::from_fn(|| step(&mut others)).flatten().flatten());
-        assert_eq!(sorted(seen), (0..rows.iter().sum::<usize>() as i64).collect::<Vec<_>>());
+        assert_asks_after_the_elements_of_the_others(|files| {
+            let file = |(i, numbers): (usize, Vec<i64>)| {
+                let text: String = numbers.into_iter().map(|n| format!("{n},{n}\n")).collect();
+                Location::bytes(format!("{i}.csv"), text)
+            };
+            let files: Files = files.into_iter().enumerate().map(file).collect();
+            let csv = Csv::files(files).without_header().threads(3);
+            let data = csv.columns([(0, ColumnType::I64)]).unwrap();
+            data.map(|columns| columns.into_values().next().unwrap())
+        });
+    });
+}
+
+// INV-99
+#[test]
+fn records_that_threads_read_ask_for_a_file_after_the_elements_of_the_others() {
+    watched(|| {
+        let folder = tempfile::tempdir().unwrap();
+        assert_asks_after_the_elements_of_the_others(|files| {
+            let file = |(i, numbers): (usize, Vec<i64>)| {
+                let path = folder.path().join(format!("{i}.tfrecord"));
+                let mut writer = TfRecordWriter::create(&path, Compression::None).unwrap();
+                // Records of some size, so that a file has several sections.
+                let record = |n: i64| [n.to_le_bytes().to_vec(), vec![b'x'; 999]].concat();
+                numbers.into_iter().for_each(|n| writer.write(&record(n)).unwrap());
+                writer.finish().unwrap();
+                path
+            };
+            let paths: Vec<_> = files.into_iter().enumerate().map(file).collect();
+            let number = |record: HostTensor| {
+                let bytes: Vec<Vec<u8>> = record.into_vec()?;
+                Ok::<_, distribute_tensor::Error>(HostTensor::scalar(i64::from_le_bytes(
+                    bytes[0][..8].try_into().unwrap(),
+                )))
+            };
+            TfRecord::new(paths).threads(3).records().try_map(number)
+        });
     });
 }
 
@@ -566,6 +600,11 @@ fn explain_tells_which_operation_takes_names_of_files_ahead() {
         (
             names().map_parallel(3, |name| name),
             Some("\"map_parallel on 3 threads\" takes names of files ahead"),
+        ),
+        // The names are those of an earlier operation.
+        (
+            names().map(|name| name).shuffle(8, 1),
+            Some("\"shuffle, buffer 8, seed 1\" takes names of files ahead"),
         ),
     ] {
         let text = text(data);
