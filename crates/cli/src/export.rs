@@ -14,9 +14,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The maximum time of one request, including reconnecting.
-const TIMEOUT: Duration = Duration::from_secs(600);
-
 /// Writes the changed rows of variables to files; the first file of a table has all rows. Runs until it is interrupted,
 /// and later runs continue after the newest files
 #[derive(clap::Args)]
@@ -33,6 +30,9 @@ pub struct Arguments {
     /// The seconds between two requests
     #[arg(long, default_value_t = 0.2)]
     every: f64,
+    /// The maximum number of seconds for one request, including reconnecting to a server that restarts
+    #[arg(long, default_value_t = 600., value_name = "SECONDS")]
+    timeout: f64,
     /// Export once, and exit, with an error if a variable could not be exported
     #[arg(long)]
     once: bool,
@@ -90,15 +90,15 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         ClientBuilder::new(cluster, Task::new("export", 0)).credentials(Credentials::new().any_job());
     let servers: Vec<_> =
         (0..arguments.servers.len()).map(|i| Connection::new(clients.clone(), Job::Ps.task(i))).collect();
-    let every = Duration::try_from_secs_f64(arguments.every);
-    let every = every.map_err(|_| Error::Other("--every is a number of seconds, at least 0".into()))?;
+    let every = seconds("--every", arguments.every)?;
+    let timeout = seconds("--timeout", arguments.timeout)?;
     let mut exports = Exports::default();
     loop {
         exports.has_failed = false;
         // Variables may be created or removed later.
-        let found = list(&servers).map(|tables| find(arguments, &tables, &mut exports));
+        let found = list(&servers, timeout).map(|tables| find(arguments, &tables, &mut exports));
         match found {
-            Ok(keys) => export(&servers, keys, &mut exports)?,
+            Ok(keys) => export(&servers, keys, timeout, &mut exports)?,
             // To try it again would not help.
             Err((_, error @ ChannelError::Unreachable { .. })) => return Err(Error::Other(error.into())),
             Err((server, error)) => exports.fail((server, String::new()), error.to_string()),
@@ -111,11 +111,17 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }
 }
 
+/// Returns the duration of an option.
+fn seconds(option: &str, number: f64) -> Result<Duration> {
+    let text = || format!("{option} is a number of seconds, at least 0");
+    Duration::try_from_secs_f64(number).map_err(|_| Error::Other(text().into()))
+}
+
 /// Lists the tables of all servers, each with the index of its server.
-fn list(servers: &[Connection]) -> Result<Vec<(usize, TableInfo)>, (usize, ChannelError)> {
+fn list(servers: &[Connection], timeout: Duration) -> Result<Vec<(usize, TableInfo)>, (usize, ChannelError)> {
     let mut all = Vec::new();
     for (server, connection) in servers.iter().enumerate() {
-        let response = connection.call(Request::List, TIMEOUT).map_err(|error| (server, error))?;
+        let response = connection.call(Request::List, timeout).map_err(|error| (server, error))?;
         let Response::Tables(tables) = response else { continue };
         let is_variable = |table: &TableInfo| !table.name.starts_with('~');
         all.extend(tables.into_iter().filter(is_variable).map(|table| (server, table)));
@@ -124,7 +130,7 @@ fn list(servers: &[Connection]) -> Result<Vec<(usize, TableInfo)>, (usize, Chann
 }
 
 /// Writes the changed rows of the tables with these keys.
-fn export(servers: &[Connection], keys: Vec<Key>, exports: &mut Exports) -> Result<()> {
+fn export(servers: &[Connection], keys: Vec<Key>, timeout: Duration, exports: &mut Exports) -> Result<()> {
     for key in keys {
         let Some(Source { ids, export }) = exports.sources.get_mut(&key) else { continue };
         let ids = *ids;
@@ -132,7 +138,7 @@ fn export(servers: &[Connection], keys: Vec<Key>, exports: &mut Exports) -> Resu
             Ids::Part(partition, shard) => partition.row(RowLocation { shard, row: row as usize }) as i64,
             Ids::Own => row,
         };
-        match export.export(&servers[key.0], &key.1, id, TIMEOUT) {
+        match export.export(&servers[key.0], &key.1, id, timeout) {
             Ok(file) => {
                 exports.remarks.remove(&key);
                 let Some(file) = file else { continue };

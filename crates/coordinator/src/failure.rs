@@ -31,6 +31,8 @@ pub enum FailureKind {
     TimedOut,
     /// Workers disconnected too often while they ran the call, so it is not retried: it may be the cause.
     WorkersLost,
+    /// The worker belongs to a coordinator that was started later, or the number of this coordinator's job is refused.
+    Superseded,
 }
 
 /// The failure of a call, as data from the worker that ran it.

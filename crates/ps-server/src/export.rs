@@ -5,6 +5,7 @@
 //! name when it is complete. The newest file is the only record of what was exported, so an export that was killed
 //! continues without missing or repeating a row.
 
+use distribute_checkpoint::file_dtype;
 use distribute_files::{LockFile, WholeFile};
 use distribute_ps_tables::{ChangedRows, Channel, ChannelError, LogPosition, Request, Response};
 use distribute_tensor::{DType, HostTensor, codec};
@@ -156,7 +157,7 @@ impl TableExport {
 
     /// Returns whether rows of a dtype can be exported.
     pub fn supports(dtype: DType) -> bool {
-        file_dtype(dtype).is_some()
+        exported(dtype).is_some()
     }
 
     /// Writes a file with the rows of `table` that have changed since the newest file or, at first, with all rows.
@@ -225,31 +226,16 @@ fn number(name: &str) -> Option<u64> {
     name.strip_suffix(SUFFIX)?.parse().ok()
 }
 
-/// Returns the dtype in the file format for a dtype of a table; `None` if rows of this dtype cannot be exported.
-fn file_dtype(dtype: DType) -> Option<Dtype> {
-    Some(match dtype {
-        DType::F16 => Dtype::F16,
-        DType::Bf16 => Dtype::BF16,
-        DType::F32 => Dtype::F32,
-        DType::F64 => Dtype::F64,
-        DType::I8 => Dtype::I8,
-        DType::U8 => Dtype::U8,
-        DType::I16 => Dtype::I16,
-        DType::U16 => Dtype::U16,
-        DType::I32 => Dtype::I32,
-        DType::U32 => Dtype::U32,
-        DType::I64 => Dtype::I64,
-        DType::U64 => Dtype::U64,
-        DType::Bool => Dtype::BOOL,
-        _ => return None,
-    })
+/// Returns the dtype of exported values; `None` if rows of this dtype are not exported.
+fn exported(dtype: DType) -> Option<Dtype> {
+    file_dtype(dtype).filter(|dtype| *dtype != Dtype::C64)
 }
 
 /// Returns a file with changed rows.
 fn encode(table: &str, changed: &ChangedRows) -> Result<Vec<u8>, ExportError> {
     let ChangedRows { position, complete, rows, numbers, values } = changed;
     let unsupported = || ExportError::DType { table: table.to_owned(), dtype: values.dtype() };
-    let dtype = file_dtype(values.dtype()).ok_or_else(unsupported)?;
+    let dtype = exported(values.dtype()).ok_or_else(unsupported)?;
     let bytes = |tensor: &HostTensor| {
         let mut bytes = Vec::new();
         codec::append(tensor.buffer(), 0..tensor.len(), &mut bytes);

@@ -320,6 +320,7 @@ fn of_coordinator(error: &Coordinator) -> ErrorKind {
             FailureKind::UnknownFunction => ErrorKind::Configuration,
             FailureKind::TimedOut => ErrorKind::TimedOut,
             FailureKind::WorkersLost => ErrorKind::PeerFailed,
+            FailureKind::Superseded => ErrorKind::Stale,
             _ => ErrorKind::User,
         },
         Coordinator::NotConnected { .. } | Coordinator::NoWorkers { .. } => ErrorKind::PeerFailed,

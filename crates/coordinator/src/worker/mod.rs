@@ -96,7 +96,7 @@ impl Worker {
 /// Returns a [`Failure`] if the job is older, or if its number is so high that too few numbers would remain for later
 /// jobs.
 fn check_job(newest: u64, job: u64) -> Result<(), Failure> {
-    let refused = |text: String| Err(Failure::new(FailureKind::Function, text));
+    let refused = |text: String| Err(Failure::new(FailureKind::Superseded, text));
     if job < newest {
         return refused("it works for a coordinator that was started later; stop this one".to_owned());
     }
@@ -141,7 +141,9 @@ mod tests {
             (1 << 40, u64::MAX, false),
             (u64::MAX - 9, u64::MAX, true),
         ] {
-            assert_eq!(check_job(newest, job).is_ok(), is_taken, "{newest} {job}");
+            let refused = check_job(newest, job).err().map(|failure| failure.kind);
+            // No function has failed.
+            assert_eq!(refused, (!is_taken).then_some(FailureKind::Superseded), "{newest} {job}");
         }
     }
 }

@@ -154,8 +154,8 @@ impl Host {
         }
         if (hello.workers, hello.replicas) != (own.workers, own.replicas) {
             let text = format!(
-                "{other} knows {} workers with {} replicas each, and {me} knows {} with {}: give all the same cluster and \
-                 devices",
+                "{other} knows {} workers and {} replicas, and {me} knows {} and {} (replicas of each worker or, with \
+                 logical_replicas, of all): give all the same cluster, devices and logical_replicas",
                 hello.workers, hello.replicas, own.workers, own.replicas
             );
             return Err(Refusal::new(Reason::Cluster, text));

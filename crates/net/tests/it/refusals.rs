@@ -209,10 +209,10 @@ fn a_worker_of_the_job_that_disagrees_ends_the_rendezvous_of_all_at_once() {
             (&secret("a"), Reason::Cluster, "not of the same cluster", &|port| {
                 of_three(2, 2, port).agree_on(b"other")
             }),
-            (&Identity::None, Reason::Cluster, "worker 2 knows 3 workers with 1 replicas each", &|port| {
+            (&Identity::None, Reason::Cluster, "worker 2 knows 3 workers and 1 replicas", &|port| {
                 of_three(1, 2, port)
             }),
-            (&secret("a"), Reason::Cluster, "worker 2 knows 4 workers with 2 replicas each", &of_four),
+            (&secret("a"), Reason::Cluster, "worker 2 knows 4 workers and 2 replicas", &of_four),
         ];
         for (identity, reason, text, third) in changes {
             let waited = Stopwatch::start();
