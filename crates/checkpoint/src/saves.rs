@@ -219,9 +219,10 @@ mod tests {
                 let save = |waits: bool, writer: Writer| {
                     let (manager, (results, result)) = (manager.clone(), channel());
                     thread::spawn(move || {
-                        let saved = match waits {
-                            true => manager.save(&writer, 1),
-                            false => manager.save_async(writer, 1).and_then(|saving| saving.wait(LIMIT)),
+                        let saved = if waits {
+                            manager.save(&writer, 1)
+                        } else {
+                            manager.save_async(writer, 1).and_then(|saving| saving.wait(LIMIT))
                         };
                         results.send(saved)
                     });
