@@ -50,6 +50,10 @@ pub struct Arguments {
     /// worker is always required. By default, all are required
     #[arg(long, value_name = "N", conflicts_with = "print")]
     min_workers: Option<usize>,
+    /// The number of spares: further workers, which prepare themselves and take the place of a worker that is lost. The
+    /// program must train in a Training
+    #[arg(long, value_name = "N")]
+    spares: Option<usize>,
     /// The maximum duration of the job, such as 90s, 10m or 2h; by default unlimited
     #[arg(long, value_name = "TIME")]
     timeout: Option<String>,
@@ -112,7 +116,9 @@ fn layout(arguments: &Arguments) -> distribute_launch::Result<Layout> {
     let workers = arguments.workers.unwrap_or(hosts.len().max(1));
     // Parameter servers and their workers only serve, so a chief must schedule.
     let chief = arguments.chief.unwrap_or(arguments.ps > 0);
-    let mut layout = Layout::new(workers).ps(arguments.ps).hosts(hosts);
+    let exported = || std::env::var("DISTRIBUTE_SPARES").ok().and_then(|spares| spares.parse().ok());
+    let spares = arguments.spares.or_else(exported).unwrap_or(0);
+    let mut layout = Layout::new(workers).spares(spares).ps(arguments.ps).hosts(hosts);
     if chief {
         layout = layout.with_chief();
     }
@@ -197,7 +203,8 @@ fn launch(arguments: &Arguments) -> distribute_launch::Result<Done> {
     let exported = std::env::var("DISTRIBUTE_MIN_WORKERS").ok().and_then(|least| least.parse().ok());
     if let Some(least) = arguments.min_workers.or(exported) {
         // The other tasks do not train.
-        let workers = layout.tasks().len() - arguments.ps - usize::from(arguments.evaluator);
+        let spares = layout.number_of_spares();
+        let workers = layout.tasks().len() - arguments.ps - usize::from(arguments.evaluator) - spares;
         if !(1..=workers).contains(&least) {
             return Err(distribute_launch::Error::Option {
                 option: if arguments.min_workers.is_some() {

@@ -12,7 +12,8 @@
 //   communicators of NCCL when NCCL releases them; no thread waits for either. Work in the queue of a GPU ends when
 //   the GPU has done it, for which candle has no deadline. The thread that receives SIGTERM ends with its
 //   `Preemption`. `distribute_mpi::run` waits for running processes, and for the others for its farewell.
-//   `Server::join` waits for the server's end, which waits ten seconds for a service that is still busy. A program
+//   A spare waits as long as the first worker holds its connection, whose silence has a deadline. `Server::join`
+//   waits for the server's end, which waits ten seconds for a service that is still busy. A program
 //   that is measured is killed when dropped, with all its child processes, and its readers end with it. A launcher
 //   waits for its tasks as long as they run; its actions on them, and its wait for the readers of their output
 //   after they have exited, have deadlines. A write of a variable or slot waits while a save in the background copies

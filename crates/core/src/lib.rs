@@ -13,13 +13,14 @@
 //! | `replicated` | a model on every replica |
 //! | `input` | a dataset that is distributed over the replicas |
 //! | `ops` | the operations of a strategy: `run`, `reduce`, `gather`, `update`, `merge_call` |
-//! | [`summary`], `init` | writing summaries; limiting candle's threads |
+//! | [`summary`], `init`, `end` | writing summaries; limiting candle's threads; the end of the main function |
 //! | `failure` | failures of collectives as errors |
 //!
 //! This crate never opens a socket. A strategy gives it a group of workers or a client of parameter servers.
 
 pub mod checkpoint;
 pub mod context;
+mod end;
 mod failure;
 mod init;
 mod input;
@@ -41,6 +42,7 @@ pub use context::{
     ReplicaContext, UpdateContext, get_replica_context, get_strategy, get_update_context, has_strategy,
     in_cross_replica_context, set_strategy,
 };
+pub use end::end_main;
 pub use init::init;
 pub use input::{DistributedDataset, DistributedIterator, InputOptions, InputReplicationMode};
 pub use ops::{Contained, Destinations};

@@ -140,6 +140,8 @@ pub use context::ReplicaContext;
 pub use coordinator::ClusterCoordinator;
 #[doc(inline)]
 pub use data::Dataset;
+#[doc(hidden)]
+pub use distribute_core::end_main;
 pub use distribute_core::init;
 pub use distribute_macros::{Nest, main, remote};
 #[doc(inline)]

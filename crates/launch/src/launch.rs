@@ -72,23 +72,27 @@ impl std::fmt::Debug for Launch {
 }
 
 impl Launch {
-    /// Creates a launch of the tasks in `plan`. By default, their output is written to this process's standard
-    /// output and error.
+    /// Creates a launch of the tasks in `plan`. If there are spares, their number is passed to every task as
+    /// `DISTRIBUTE_SPARES`, and the job continues as long as there are enough workers. By default, their output is
+    /// written to this process's standard output and error.
     pub fn new(plan: Plan) -> Self {
         let style = Style::of(plan.tasks().iter().map(|planned| &planned.task));
+        let (spares, trained) = (plan.layout().spares, plan.layout().trained());
+        let number = |spares: usize| (OsString::from("DISTRIBUTE_SPARES"), Some(spares.to_string().into()));
         Self {
             plan,
             program: OsString::new(),
             arguments: Vec::new(),
             folder: None,
-            environment: BTreeMap::new(),
+            environment: (spares > 0).then(|| number(spares)).into_iter().collect(),
             ssh: SSH.split(' ').map(String::from).collect(),
             pin: true,
             signals: false,
             policy: Policy {
                 max_restarts: 0,
                 backoff: Duration::from_secs(1),
-                min_workers: None,
+                min_workers: (spares > 0).then_some(trained),
+                spares: spares > 0,
                 grace: Duration::from_secs(10),
                 timeout: None,
             },

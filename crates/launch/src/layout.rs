@@ -20,7 +20,9 @@ const MAX: usize = 4096;
 #[must_use]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Layout {
+    /// The number of worker tasks, including spares.
     pub(crate) workers: usize,
+    pub(crate) spares: usize,
     pub(crate) chief: bool,
     pub(crate) ps: usize,
     pub(crate) evaluator: bool,
@@ -31,6 +33,14 @@ impl Layout {
     /// Creates a layout with the given number of workers on this machine.
     pub fn new(workers: usize) -> Self {
         Self { workers, ..Self::default() }
+    }
+
+    /// Adds spares: further workers, which wait until a worker is lost and then take its place. Each has a task and an
+    /// address like a worker.
+    pub fn spares(mut self, spares: usize) -> Self {
+        self.workers = (self.workers - self.spares).saturating_add(spares);
+        self.spares = spares;
+        self
     }
 
     /// Adds a chief, which trains in addition to the workers.
@@ -82,12 +92,18 @@ impl Layout {
     ///
     /// # Errors
     /// - [`Error::NoWorkers`]: there is neither a worker nor a chief.
+    /// - [`Error::Option`]: there are spares next to fewer than two workers or next to parameter servers.
     /// - [`Error::TooManyTasks`]: there are more tasks than one launcher can start.
     /// - [`Error::Host`]: a host is listed twice.
     /// - [`Error::Loopback`]: one of several hosts is a loopback address.
     pub fn check(&self) -> Result<()> {
         if self.workers == 0 && !self.chief {
             return Err(Error::NoWorkers);
+        }
+        if self.spares > 0 && (self.ps > 0 || self.trained() < 2) {
+            let expected = "two workers or more, including the chief, and no parameter servers: a spare cannot take the \
+                            place of the first worker, to whose address all connect";
+            return Err(Error::Option { option: "--spares", value: self.spares.to_string(), expected });
         }
         let others = usize::from(self.chief) + usize::from(self.evaluator);
         let tasks = self.workers.saturating_add(self.ps).saturating_add(others);
@@ -103,6 +119,16 @@ impl Layout {
             Some(host) => Err(Error::Loopback { host: host.host().to_string() }),
             None => Ok(()),
         }
+    }
+
+    /// Returns the number of spares.
+    pub fn number_of_spares(&self) -> usize {
+        self.spares
+    }
+
+    /// Returns the number of workers that train at the same time, including the chief.
+    pub(crate) fn trained(&self) -> usize {
+        usize::from(self.chief) + self.workers - self.spares
     }
 
     /// Returns whether tasks of this job run the program to its end. With a chief, workers of parameter servers only
@@ -140,6 +166,18 @@ mod tests {
         let all = Layout::new(2).with_chief().ps(1).with_evaluator();
         assert_eq!(placed(&all), "chief 0, worker 0, worker 1, ps 0, evaluator 0");
         assert_eq!(placed(&Layout::new(1)), "worker 0");
+    }
+
+    #[test]
+    fn spares_are_workers_after_the_others() {
+        let layout = Layout::new(3).spares(2).spares(1);
+        assert_eq!(placed(&layout), "worker 0, worker 1, worker 2, worker 3");
+        assert_eq!((layout.trained(), layout.check().is_ok()), (3, true));
+        assert_eq!(Layout::new(1).with_chief().spares(1).trained(), 2);
+        for layout in [Layout::new(1).spares(1), Layout::new(3).ps(1).spares(1)] {
+            let error = layout.check().unwrap_err();
+            assert!(matches!(error, Error::Option { option: "--spares", .. }), "{error}");
+        }
     }
 
     #[test]

@@ -32,6 +32,8 @@ pub(crate) struct Policy {
     /// The minimum number of tasks that train, including the first. As long as at least this number of tasks is left or
     /// has succeeded, the job continues after others have failed permanently; `None` means that all are required.
     pub min_workers: Option<usize>,
+    /// Whether some of the tasks that train are spares, so that others wait only for the first one.
+    pub spares: bool,
     /// The time that tasks may take to exit after they are asked to.
     pub grace: Duration,
     /// The maximum duration of the whole job; `None` means unlimited.
@@ -231,6 +233,7 @@ impl Supervisor {
 
     fn ended(&mut self, task: usize, end: End, after: Duration, actions: &mut Vec<Action>) {
         let too_late = self.cannot_join(task);
+        let is_first = self.tasks.iter().position(|known| trains(&known.task)) == Some(task);
         let known = &mut self.tasks[task];
         known.status = Status::Ended;
         known.end = Some(end.clone());
@@ -255,7 +258,9 @@ impl Supervisor {
             // A task that has run well for a while was not the cause of its failure, and others wait for it.
             let a_while = (2 * wait(known.soon.saturating_sub(1))).max(MIN_RUN);
             known.soon = if after > a_while { 0 } else { known.soon };
-            let wait = wait(known.soon);
+            // Without spares the others wait for any task, which may have failed because of its machine.
+            let is_awaited = self.policy.spares && known.soon == 0 && is_first;
+            let wait = if is_awaited { Duration::ZERO } else { wait(known.soon) };
             known.soon += 1;
             known.status = Status::Waiting;
             known.restarts += 1;

@@ -3,10 +3,11 @@
 use proc_macro2::TokenStream;
 use quote::quote;
 use syn::parse::{ParseStream, Parser};
-use syn::{Error, Ident, ItemFn, Path, Result, Token};
+use syn::{Error, Ident, ItemFn, Path, Result, ReturnType, Token, Type};
 
 /// Returns the function with a call to `init` as its first statement, preceded by the allocator that the arguments
-/// specify.
+/// specify. If the function returns a `Result`, its body becomes an inner function, whose result is passed to
+/// `end_main`.
 pub fn expand(arguments: TokenStream, mut function: ItemFn) -> Result<TokenStream> {
     let allocator = allocator.parse2(arguments)?.map(|allocator| {
         quote!(
@@ -27,8 +28,23 @@ pub fn expand(arguments: TokenStream, mut function: ItemFn) -> Result<TokenStrea
             "the main function takes no arguments; read std::env::args()",
         ));
     }
+    if returns_result(&function.sig.output) {
+        let (output, body) = (&function.sig.output, &function.block);
+        let block = syn::parse_quote!({
+            fn program() #output #body
+            ::distribute::end_main(program())
+        });
+        *function.block = block;
+    }
     function.block.stmts.insert(0, syn::parse_quote!(::distribute::init();));
     Ok(quote!(#allocator #function))
+}
+
+/// Returns whether the type is named `Result`, as those of the standard library, this library and `anyhow` are.
+fn returns_result(output: &ReturnType) -> bool {
+    let ReturnType::Type(_, of) = output else { return false };
+    let Type::Path(path) = &**of else { return false };
+    path.path.segments.last().is_some_and(|last| last.ident == "Result")
 }
 
 /// Parses the arguments: either none, or the path of a unit struct that is an allocator.
@@ -72,8 +88,11 @@ mod tests {
         let wanted = quote!(
             fn main() -> Result<()> {
                 ::distribute::init();
-                first()?;
-                Ok(())
+                fn program() -> Result<()> {
+                    first()?;
+                    Ok(())
+                }
+                ::distribute::end_main(program())
             }
         );
         assert_eq!(expand(quote!(), syn::parse2(function).unwrap()).unwrap().to_string(), wanted.to_string());

@@ -58,6 +58,8 @@ pub fn derive_nest(input: TokenStream) -> TokenStream {
 /// With candle's default settings, two replicas run several times slower. A program that creates its strategy before it
 /// starts a thread does not need the attribute.
 ///
+/// If the function returns `Error::UnusedSpare`, as it is or as the source of another error, the process exits with 0.
+///
 /// ```ignore
 /// #[distribute::main]
 /// fn main() -> distribute::Result<()> {

@@ -32,6 +32,10 @@ pub struct Joining {
     look: Option<Duration>,
     began: Duration,
     deadline: Duration,
+    /// The time that this worker waits in all.
+    patience: Duration,
+    /// The generation of the world of which this worker is a spare; 0 if it is none.
+    spare_of: u64,
     report: Duration,
     outgoing: Vec<Outgoing>,
     guests: Guests,
@@ -89,6 +93,8 @@ pub struct Joined {
     pub generation: u64,
     /// The rank of the worker at the other end of each connection.
     pub links: BTreeMap<Conn, usize>,
+    /// The cluster index of the spare at the other end of each connection that is not a link of this world.
+    pub spares: BTreeMap<Conn, usize>,
     /// Arrivals over the links that have not been handled yet.
     pub early: Vec<(usize, Early)>,
     /// The handshakes that are still in progress with processes that connected too late to join.
@@ -122,6 +128,8 @@ impl Joining {
             look: None,
             began: now,
             deadline,
+            patience: deadline.saturating_sub(now),
+            spare_of: 0,
             report: now + REPORT,
             outgoing,
             guests,
@@ -129,6 +137,18 @@ impl Joining {
             early: Vec::new(),
             made: None,
         }
+    }
+
+    /// Makes this worker a spare of the world of this generation, which connects to the leader at the given time.
+    pub fn be_spare(&mut self, generation: u64, at: Duration) {
+        self.spare_of = generation;
+        self.meeting = self.meeting.clone().spare_of(generation);
+        self.outgoing = self.meeting.begin().into_iter().map(|call| Outgoing::new(call, at)).collect();
+    }
+
+    /// Returns the generation of the world of which this worker is a spare; 0 if it is none.
+    pub fn spare_of(&self) -> u64 {
+        self.spare_of
     }
 
     /// Handles an arrival over a connection.
@@ -241,6 +261,9 @@ impl Joining {
             Arrival::Closed(reason) => {
                 context.note(|| format!("loses worker {rank}: {reason}"));
                 self.links.remove(&conn);
+                if self.meeting.held().is_some() {
+                    self.deadline = context.now() + self.patience;
+                }
                 self.meeting.mark_lost(rank, reason.clone())
             }
             Arrival::Made | Arrival::Words(_) => return Ok(()),
@@ -291,6 +314,12 @@ impl Joining {
                 }
             }
         }
+        if let Some(generation) = self.meeting.held() {
+            let is_new = self.spare_of == 0 && self.hello.generation == 0;
+            self.spare_of = generation;
+            self.report = now + REPORT;
+            return if is_new { Err(JoinError::Spare { generation }) } else { Ok(false) };
+        }
         self.close_with_quorum(now);
         let calls =
             self.outgoing.iter().map(|outgoing| (&outgoing.call, outgoing.retries.last().map(str::to_owned)));
@@ -306,7 +335,10 @@ impl Joining {
                 if let Note::Table(generation, _) = &table {
                     self.made = Some(*generation);
                 }
-                self.tell(context, &table);
+                let members = self.meeting.members().members();
+                for (conn, _) in self.links.iter().filter(|(_, place)| members.contains(place)) {
+                    context.send(*conn, Arrival::Message(Message::new("", table.encode())));
+                }
             }
             return Ok(true);
         }
@@ -367,17 +399,26 @@ impl Joining {
         &self.links
     }
 
+    /// Returns the time at which this worker gives up.
+    pub fn deadline(&self) -> Duration {
+        self.deadline
+    }
+
     /// Returns the time at which this worker began to join.
     pub fn began(&self) -> Duration {
         self.began
     }
 
-    /// Returns the time of the next action, unless something arrives earlier.
-    pub fn next(&self) -> Duration {
+    /// Returns the time of the next action, unless something arrives earlier. Returns `None` on a spare whose
+    /// connection the leader holds.
+    pub fn next(&self) -> Option<Duration> {
+        if self.meeting.held().is_some() {
+            return None;
+        }
         let outgoing = self.outgoing.iter().map(|outgoing| outgoing.state.until()).min();
         let soonest =
             self.look.map_or(self.deadline.min(self.report), |look| look.min(self.deadline).min(self.report));
-        outgoing.into_iter().chain(self.guests.next()).fold(soonest, Duration::min)
+        Some(outgoing.into_iter().chain(self.guests.next()).fold(soonest, Duration::min))
     }
 
     /// Extends the deadline and the wait for more workers by `pause`, for which the process was stopped.
@@ -394,19 +435,19 @@ impl Joining {
         let number = |place: usize| places.iter().position(|member| *member == place);
         let me = number(self.world.worker()).unwrap_or_default();
         let world = World::new(places.len(), me, self.world.replicas()).unwrap_or(self.world);
-        let links = self.links.into_iter().filter_map(|(conn, place)| Some((conn, number(place)?)));
+        let (links, spares): (Vec<_>, Vec<_>) =
+            self.links.into_iter().partition(|(_, place)| number(*place).is_some());
+        let links = links.into_iter().filter_map(|(conn, place)| Some((conn, number(place)?)));
         let early = self.early.into_iter().filter_map(|(place, early)| Some((number(place)?, early)));
         let (links, early) = (links.collect(), early.collect());
-        Joined { world, generation, links, early, guests: self.guests, places }
+        let spares = spares.into_iter().collect();
+        Joined { world, generation, links, spares, early, guests: self.guests, places }
     }
 }
 
 impl Outgoing {
     fn new(call: Call, now: Duration) -> Self {
-        let mut retries = Retries::default();
-        if let Some(before) = &call.before {
-            retries.note(before.clone());
-        }
+        let retries = Retries::new(&call);
         Self { call, retries, state: State::Waiting(now) }
     }
 }

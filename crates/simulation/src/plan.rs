@@ -61,6 +61,8 @@ pub struct Elastic {
     pub grace: Duration,
     /// The maximum time until a process is replaced, in addition to 100 ms.
     pub away: Duration,
+    /// The number of processes that are spares. A world has at most the others.
+    pub spares: usize,
 }
 
 /// The parameters of a simulation, which are fixed before it begins.
@@ -104,6 +106,11 @@ impl When {
 }
 
 impl Plan {
+    /// Returns the maximum number of workers of a world.
+    pub fn most(&self) -> usize {
+        self.workers - self.elastic.map_or(0, |elastic| elastic.spares)
+    }
+
     /// Returns the faults that follow a worker's call: for each, its index, and its delay after the start of the call.
     pub fn triggered(&self, generation: u64, rank: usize, step: u64, call: u64) -> Vec<(usize, Duration)> {
         let follows = |when: &When| match *when {

@@ -65,6 +65,10 @@ pub enum Planted {
     RewindForgotten,
     /// A world is created with fewer workers than the minimum.
     LeastIgnored,
+    /// A world is created with more workers than the maximum, because all that have joined are in it.
+    MostIgnored,
+    /// The group re-forms because a spare is waiting.
+    SparesCounted,
     /// A world that consists only of the present workers is announced as one with all workers.
     TableOfAll,
     /// A batch is split over the maximum number of workers instead of the current number.

@@ -9,11 +9,14 @@ use crate::training::Training;
 use crate::working::{Ending, Go, Working};
 use distribute_cluster::World;
 use distribute_collective::group::Inbox;
-use distribute_net::handshake::{Hello, Purpose};
+use distribute_net::handshake::{Hello, Purpose, Reason};
 use distribute_net::rendezvous::note::Note;
 use distribute_net::{Claim, ENDED, JoinError, LEFT, Quorum};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
+
+/// The time that a spare takes to build its model, without a connection to the leader.
+const BUILD: Duration = Duration::from_millis(20);
 
 /// A process of a worker.
 #[derive(Debug)]
@@ -28,6 +31,8 @@ pub struct Process {
     world: World,
     addresses: Vec<String>,
     claim: Claim,
+    /// The generation of the world of which the process is a spare; 0 if it is none.
+    spare_of: u64,
     /// The workers that the process expects at the rendezvous, as cluster indices.
     expected: BTreeSet<usize>,
     /// The workers that were waiting for the next world when the process left its last one, and the time at which it
@@ -80,7 +85,8 @@ impl Process {
             world,
             addresses: places.collect(),
             claim,
-            expected: (0..world.workers()).collect(),
+            spare_of: 0,
+            expected: (0..context.plan.most()).collect(),
             owed: None,
             started: context.now(),
             until: context.now() + context.plan.join,
@@ -109,15 +115,24 @@ impl Process {
             purpose: Purpose::Link,
         };
         let mut quorum = match context.plan.elastic {
-            Some(elastic) => {
-                Quorum { minimum: elastic.least, expected: self.expected.clone(), grace: elastic.grace }
-            }
+            Some(elastic) => Quorum {
+                minimum: elastic.least,
+                maximum: context.plan.most(),
+                expected: self.expected.clone(),
+                grace: elastic.grace,
+            },
             None => Quorum::all(self.world.workers()),
         };
         if context.has(Planted::LeastIgnored) {
             quorum.minimum = 1;
         }
-        let joining = Joining::new(context, self.world, hello, &self.addresses, quorum, self.until);
+        if context.has(Planted::MostIgnored) {
+            quorum.maximum = self.world.workers();
+        }
+        let mut joining = Joining::new(context, self.world, hello, &self.addresses, quorum, self.until);
+        if self.spare_of > 0 {
+            joining.be_spare(self.spare_of, context.now() + BUILD);
+        }
         self.stage = Stage::Joining(Box::new(joining));
     }
 
@@ -134,6 +149,27 @@ impl Process {
     fn could_not_join(&mut self, context: &mut Context<'_>, error: JoinError) -> Option<Ending> {
         context.note(|| format!("cannot join: {error}"));
         context.close_all("it closed its connection");
+        if let Stage::Joining(joining) = &self.stage
+            && joining.spare_of() > 0
+        {
+            // The wait of a spare has no deadline while the leader is there.
+            let again = context.now() + context.plan.join;
+            self.until = if matches!(error, JoinError::Deadline { .. }) { joining.deadline() } else { again };
+            self.spare_of = joining.spare_of();
+        }
+        match &error {
+            JoinError::Spare { .. } => {
+                if let Program::Training(training) = &mut self.program {
+                    training.is_spare();
+                }
+                self.come(context);
+                return None;
+            }
+            JoinError::Refused { refusal, .. } if refusal.reason == Reason::Ended => {
+                return Some(Ending::Unused);
+            }
+            _ => {}
+        }
         if context.now() > self.until + Duration::from_secs(1) {
             context.broken(format!(
                 "joins until {:?}, and had to have joined at {:?}",
@@ -165,7 +201,8 @@ impl Process {
         self.claim = Claim::after(self.generation);
         if let (Stage::Working(working), true) = (&self.stage, context.plan.elastic.is_some()) {
             let once_more = matches!(&self.program, Program::Training(training) if training.is_meeting());
-            self.expected = working.expected(once_more);
+            let is_fixed = context.plan.elastic.is_some_and(|elastic| elastic.least == context.plan.most());
+            self.expected = working.expected(context.plan.most(), once_more || is_fixed);
             self.owed =
                 working.is_supplanted().then(|| (working.waits().keys().copied().collect(), context.now()));
             if working.is_supplanted() && !context.has(Planted::SupplantedKept) {
@@ -219,6 +256,11 @@ impl Process {
         }
     }
 
+    /// Returns the connections of the process to spares.
+    pub fn spares(&self) -> Vec<Conn> {
+        self.working().map(|working| working.spares().collect()).unwrap_or_default()
+    }
+
     /// Returns the reason with which the process closes its connections when it exits.
     pub fn farewell(&self) -> &'static str {
         match self.stage {
@@ -268,7 +310,12 @@ impl Process {
                 Stage::Working(working) => match working.go_on(context, &mut self.program) {
                     None | Some(Go::On) => return None,
                     Some(Go::Meet) => self.meet_again(context),
-                    Some(Go::End(ending)) => return Some(ending),
+                    Some(Go::End(ending)) => {
+                        if ending == Ending::Done {
+                            working.dismiss_spares(context);
+                        }
+                        return Some(ending);
+                    }
                 },
                 Stage::Ended(_) => return None,
             }
@@ -284,9 +331,10 @@ impl Process {
                 return;
             }
         };
-        (self.generation, self.places) = (joined.generation, joined.places.clone());
+        (self.generation, self.places, self.spare_of) = (joined.generation, joined.places.clone(), 0);
         context.note(|| format!("has joined, as generation {}", joined.generation));
         let mut working = Working::new(context, joined, self.kept.take());
+        working.welcome_spares(context);
         self.program.joined(&mut working, context);
         self.stage = Stage::Working(Box::new(working));
     }
@@ -322,7 +370,7 @@ impl Process {
     pub fn next(&self) -> Option<Duration> {
         match &self.stage {
             _ if self.stopped.is_some() => None,
-            Stage::Joining(joining) => Some(joining.next()),
+            Stage::Joining(joining) => joining.next(),
             Stage::Working(working) => Some(working.next()),
             Stage::Ended(_) => None,
         }

@@ -29,6 +29,8 @@ const RUN: &str = "run";
 pub struct Training {
     /// Whether the worker has already taken part in the training run.
     begun: bool,
+    /// Whether the process was a spare, which has built its model before it joined.
+    spare: bool,
     /// The generation in which the worker last agreed with the others on the position.
     agreed: u64,
     weights: Weights,
@@ -90,6 +92,11 @@ impl Training {
         self.until = self.until.map(|until| until + pause);
     }
 
+    /// Records that the process is a spare.
+    pub fn is_spare(&mut self) {
+        self.spare = true;
+    }
+
     fn counters(&self) -> Counters {
         Counters { steps: self.steps, ..self.updates.counters() }
     }
@@ -113,7 +120,8 @@ impl Training {
                 Err(error) => torn = Some(error.to_string()),
             }
         }
-        let mut mine = Report { begun: self.begun, agreed: self.agreed, counters: self.counters(), torn };
+        let (begun, spare) = (self.begun, self.spare && !self.begun);
+        let mut mine = Report { begun, spare, agreed: self.agreed, counters: self.counters(), torn };
         if context.has(Planted::FurthestIgnored) {
             mine.counters.updates = 1;
         }
@@ -123,7 +131,7 @@ impl Training {
         let handover = StateTransfer::new(working.world, mine).with_chunk_size(CHUNK);
         self.stage = Stage::Meeting(Box::new(handover), 0);
         // A worker that has just started builds its model.
-        let least = if self.begun { 0 } else { 20 };
+        let least = if self.begun || self.spare { 0 } else { 20 };
         working.compute(context, Duration::from_millis(least));
     }
 

@@ -10,10 +10,11 @@ use distribute_cluster::{Blame, Fingerprint, ReplicaStatus, World, fnv1a};
 use distribute_collective::group::inbox::Event as Come;
 use distribute_collective::group::protocol::{Action, GRACE};
 use distribute_collective::group::{Content, Frame, Inbox, Protocol};
-use distribute_net::handshake::Hello;
+use distribute_net::handshake::{Hello, Reason, Refusal};
 use distribute_net::rendezvous::late_join_replies::LateJoinReplies;
+use distribute_net::rendezvous::note::Note;
 use distribute_net::rendezvous::waiting::WaitingProcesses;
-use distribute_net::{Message, Receiver};
+use distribute_net::{KnownWorkers, Message, Receiver};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,6 +47,8 @@ pub struct Working {
     /// The cluster indices of the world's workers.
     places: Vec<usize>,
     links: BTreeMap<Conn, usize>,
+    /// The cluster index of the spare at the other end of each connection to one.
+    spares: BTreeMap<Conn, usize>,
     guests: Guests,
     late_join_replies: LateJoinReplies,
     /// The workers that are waiting for the next world.
@@ -73,6 +76,8 @@ pub enum Ending {
     Done,
     /// The program has failed, for the given reason.
     Failed(String),
+    /// The process is a spare, and the training has ended without it.
+    Unused,
     /// No worker has a complete state, so all must restart.
     Torn,
 }
@@ -92,7 +97,7 @@ impl Working {
     /// Creates a worker that has just joined. `before` is the inbox of the previous world if it was kept, which only a
     /// planted bug does.
     pub fn new(context: &Context<'_>, joined: Joined, before: Option<Inbox>) -> Self {
-        let Joined { world, places, generation, links, early, guests } = joined;
+        let Joined { world, places, generation, links, spares, early, guests } = joined;
         let inbox = before.unwrap_or_else(|| Inbox::new(world.workers()));
         for (from, early) in early {
             match early {
@@ -111,11 +116,14 @@ impl Working {
                 places.get(world.worker()).copied().unwrap_or_default(),
                 Default::default(),
                 places.clone(),
-            ),
+                generation,
+            )
+            .maximum(context.plan.most()),
             waiting_processes: WaitingProcesses::default(),
             waits: BTreeMap::new(),
             places,
             links,
+            spares,
             guests,
             inbox,
             doing,
@@ -128,6 +136,33 @@ impl Working {
         &self.links
     }
 
+    /// Returns the connections to spares.
+    pub fn spares(&self) -> impl Iterator<Item = Conn> {
+        self.spares.keys().copied()
+    }
+
+    /// Notifies the spares that have taken part in the rendezvous.
+    pub fn welcome_spares(&mut self, context: &mut Context<'_>) {
+        for conn in self.spares.keys() {
+            let note = Note::Spare(self.generation);
+            context.send(*conn, Arrival::Message(Message::new("", note.encode())));
+        }
+        self.record_spares();
+    }
+
+    /// Notifies the spares that the training has ended.
+    pub fn dismiss_spares(&self, context: &mut Context<'_>) {
+        for (conn, place) in &self.spares {
+            let note =
+                Note::Refused(*place, String::new(), Refusal::new(Reason::Ended, "the training has ended"));
+            context.send(*conn, Arrival::Message(Message::new("", note.encode())));
+        }
+    }
+
+    fn record_spares(&mut self) {
+        self.waiting_processes.set_spares(self.spares.values().copied().collect());
+    }
+
     /// Returns the cluster indices of the world's workers.
     pub fn places(&self) -> &[usize] {
         &self.places
@@ -138,6 +173,9 @@ impl Working {
         self.waiting_processes.look(context.now());
         let waiting = self.waiting_processes.positions();
         self.waits.retain(|place, _| waiting.contains(place));
+        if context.has(Planted::SparesCounted) {
+            return waiting.len();
+        }
         self.waiting_processes.count()
     }
 
@@ -151,12 +189,22 @@ impl Working {
         self.waiting_processes.supplant(self.generation)
     }
 
-    /// Returns the workers that are expected at the next rendezvous, as cluster indices. These are the waiting workers
-    /// and the workers of this world. If `present` is `true`, lost workers are excluded.
-    pub fn expected(&self, present: bool) -> BTreeSet<usize> {
-        let there = self.places.iter().enumerate();
-        let there = there.filter(|(worker, _)| !present || self.inbox.lost(*worker).is_none());
-        there.map(|(_, place)| *place).chain(self.waiting_processes.positions()).collect()
+    /// Returns the workers that are expected at the next rendezvous, as cluster indices. A world has at most `most`
+    /// workers. If `present` is `true`, lost workers are excluded.
+    pub fn expected(&self, most: usize, present: bool) -> BTreeSet<usize> {
+        let mut known = KnownWorkers {
+            waiting: self.waiting_processes.positions(),
+            supplanted: self.is_supplanted(),
+            ..KnownWorkers::default()
+        };
+        for (worker, place) in self.places.iter().enumerate() {
+            if self.inbox.lost(worker).is_none() {
+                known.present.insert(*place);
+            } else if !present {
+                known.lost.insert(*place);
+            }
+        }
+        known.expected(most)
     }
 
     /// Returns the inbox, which contains the received messages.
@@ -223,8 +271,12 @@ impl Working {
     pub fn take(&mut self, context: &mut Context<'_>, conn: Conn, what: Arrival) {
         let Some(rank) = self.links.get(&conn).copied() else {
             match what {
-                Arrival::Words(bytes) => self.refuse(context, conn, &bytes),
-                Arrival::Closed(_) => self.guests.mark_lost(conn),
+                Arrival::Words(bytes) => self.answer(context, conn, &bytes),
+                Arrival::Closed(_) => {
+                    self.guests.mark_lost(conn);
+                    self.spares.remove(&conn);
+                    self.record_spares();
+                }
                 Arrival::Made | Arrival::Message(_) => {}
             }
             return;
@@ -243,21 +295,28 @@ impl Working {
         }
     }
 
-    /// Continues the handshake of a connection that is not a link, and rejects it when it is complete. Records the
-    /// process at the other end if it waits for the next world.
-    fn refuse(&mut self, context: &mut Context<'_>, conn: Conn, bytes: &[u8]) {
+    /// Continues the handshake of a connection that is not a link. When it is complete, accepts the process at the
+    /// other end as a spare, or rejects it. Records it if it waits for the next world.
+    fn answer(&mut self, context: &mut Context<'_>, conn: Conn, bytes: &[u8]) {
         let hides = context.has(Planted::EarlyUnsaid);
         let now = context.now();
         let Self { late_join_replies, waiting_processes, losses, waits, .. } = self;
         let complete = &mut |hello: &Hello| {
             let lost = |worker: usize| !hides && losses.iter().any(|(lost, _)| *lost == worker);
-            let refusal = late_join_replies.refuse(hello, &lost, false, waiting_processes, now);
-            if waiting_processes.positions().contains(&hello.rank) {
+            let answer = late_join_replies.answer(hello, &lost, false, waiting_processes, now);
+            let is_recorded = waiting_processes.positions().contains(&hello.rank)
+                && !waiting_processes.spares().contains(&hello.rank);
+            if is_recorded {
                 waits.entry(hello.rank).or_insert(now);
             }
-            Err(refusal)
+            answer
         };
-        self.guests.receive(context, conn, bytes, complete);
+        if let Some(place) = self.guests.receive(context, conn, bytes, complete) {
+            self.spares.insert(conn, place);
+            self.record_spares();
+            let note = Note::Spare(self.generation);
+            context.send(conn, Arrival::Message(Message::new("", note.encode())));
+        }
     }
 
     fn deliver(&mut self, context: &Context<'_>, rank: usize, mut message: Message) {

@@ -232,6 +232,16 @@ pub enum Error {
         /// The number of workers that are waiting.
         waiting: usize,
     },
+    /// The training has ended on all workers without this process, which was a spare. Nothing is left to do. A `main`
+    /// with `#[distribute::main]` that returns this error exits with 0.
+    #[error(
+        "{operation}: the training has ended on all workers, and this process, which is a spare, was not needed: nothing \
+         is left to do"
+    )]
+    UnusedSpare {
+        /// The function that was called.
+        operation: &'static str,
+    },
     /// Something outside this process failed. For example, a server cannot start, workers differ, or a wait timed out.
     /// The kind determines how to react.
     #[error("{operation}: {reason}")]

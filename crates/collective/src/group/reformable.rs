@@ -10,7 +10,7 @@ use std::time::Duration;
 
 /// The links of the current world, its workers, and its generation.
 pub(super) struct ReformableLinks {
-    /// The links; `None` while the group re-forms.
+    /// The links; `None` while the group re-forms, and of a spare.
     mesh: RwLock<Option<Mesh>>,
     /// The current world, or the previous one while the group re-forms.
     world: RwLock<(World, Arc<WorkerLocations>)>,
@@ -37,6 +37,19 @@ impl ReformableLinks {
         let generation = AtomicU64::new(mesh.generation());
         let world = RwLock::new((mesh.world(), WorkerLocations::of(&mesh)));
         Self { mesh: RwLock::new(Some(mesh)), world, generation }
+    }
+
+    /// Creates the links of a spare, which is in no world yet. `world` is the world that it takes itself to be in, and
+    /// `generation` that of the world which is complete without it.
+    pub fn spare(world: World, generation: u64) -> Self {
+        let locations = WorkerLocations { positions: Vec::new(), addresses: Vec::new() };
+        let world = RwLock::new((world, Arc::new(locations)));
+        Self { mesh: RwLock::new(None), world, generation: AtomicU64::new(generation) }
+    }
+
+    /// Returns whether this is a spare, which has been in no world yet.
+    pub fn is_spare(&self) -> bool {
+        self.locations().positions.is_empty()
     }
 
     /// Leaves the current world. When this returns, nothing more is received over its links, and this worker no longer

@@ -5,7 +5,7 @@ use super::recorder::{Recorder, Waits};
 use super::reformable::{ReformableLinks, WorkerLocations};
 use super::{Buffers, Frame, Inbox};
 use distribute_cluster::{Process, RecordedCall, Task, World};
-use distribute_net::{JoinError, Message, NativeSum, Rendezvous, Transport};
+use distribute_net::{JoinError, KnownWorkers, Message, NativeSum, Rendezvous, Transport};
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
@@ -54,6 +54,20 @@ impl Group {
         Ok(Self { reformable: Some(links.clone()), ..Self::new(world, links, inbox) })
     }
 
+    /// Creates the group of a spare, which is in no world until it [joins one](Self::rejoin). `cluster` is the world of
+    /// all workers and spares of the cluster. `world` is the world that the spare takes itself to be in, and
+    /// `generation` that of the world which is complete without it.
+    pub fn spare(cluster: World, world: World, generation: u64) -> Self {
+        let inbox = Inbox::new(cluster.workers());
+        let links = Arc::new(ReformableLinks::spare(world, generation));
+        Self { reformable: Some(links.clone()), ..Self::new(world, links, inbox) }
+    }
+
+    /// Returns whether this process is a spare that has been in no world yet.
+    pub fn is_spare(&self) -> bool {
+        self.reformable.as_ref().is_some_and(|links| links.is_spare())
+    }
+
     /// Leaves the world, in which a worker was lost or timed out, and waits until all workers of the next world have
     /// joined: the remaining workers, and replacements for the others. Everything that refers to this group continues
     /// with the new links; the sessions of the group are over.
@@ -79,6 +93,7 @@ impl Group {
     }
 
     /// Returns the generation of the world. It is 1 in the first world, and incremented each time the group re-forms.
+    /// On a spare, it is the generation of the world that is complete without it.
     pub fn generation(&self) -> u64 {
         self.reformable.as_ref().map_or(1, |links| links.generation())
     }
@@ -132,23 +147,40 @@ impl Group {
         self.reformable.as_ref().map_or(self.initial_world, |links| links.world())
     }
 
-    /// Returns the number of new workers that wait until the group re-forms. Only the leader of an elastic cluster
-    /// knows the number; on other workers it is 0.
+    /// Returns the number of new workers that wait until the group re-forms, without spares. Only the leader of an
+    /// elastic cluster knows the number; on other workers it is 0.
     pub fn waiting(&self) -> usize {
         self.reformable.as_ref().map_or(0, |links| links.waiting())
     }
 
-    /// Returns the cluster positions of the workers that are expected when the group re-forms. These are the waiting
-    /// workers, and the workers of the current world whose ranks are not in `leaving`. If `present` is `true`, lost
-    /// workers of the current world are not included. The result is empty if the group cannot re-form.
-    pub fn expected(&self, present: bool, leaving: &[usize]) -> BTreeSet<usize> {
+    /// Returns the number of spares that wait until a worker is lost. Only the leader knows the number; on other
+    /// workers it is 0.
+    pub fn spares(&self) -> usize {
+        let waiting = self.reformable.as_ref().map_or(0, |links| links.waiting_positions().len());
+        waiting.saturating_sub(self.waiting())
+    }
+
+    /// Returns the cluster positions of the workers that are expected when the group re-forms. These are the workers of
+    /// the current world whose ranks are not in `leaving`, and waiting workers. If enough of them wait for a world of
+    /// `maximum` workers, or if `present` is `true`, lost workers are not expected. The result is empty if the group
+    /// cannot re-form.
+    pub fn expected(&self, maximum: usize, present: bool, leaving: &[usize]) -> BTreeSet<usize> {
         let Some(links) = &self.reformable else { return BTreeSet::new() };
-        let world = links.locations();
-        let there = world.positions.iter().copied().enumerate();
-        let stays = |worker: &usize| !leaving.contains(worker);
-        let there =
-            there.filter(|(worker, _)| stays(worker) && (!present || self.inbox.lost(*worker).is_none()));
-        there.map(|(_, place)| place).chain(links.waiting_positions()).collect()
+        let mut known = KnownWorkers {
+            waiting: links.waiting_positions(),
+            supplanted: links.is_supplanted(),
+            ..KnownWorkers::default()
+        };
+        for (worker, place) in links.locations().positions.iter().enumerate() {
+            if leaving.contains(&worker) {
+                continue;
+            } else if self.inbox.lost(worker).is_none() {
+                known.present.insert(*place);
+            } else if !present {
+                known.lost.insert(*place);
+            }
+        }
+        known.expected(maximum)
     }
 
     /// Returns whether another world has taken the place of this one: a waiting worker was a member of another world of

@@ -1,5 +1,9 @@
 //! The reports of workers when the group has re-formed, and the choice of the state that is transferred.
 
+// - **INV-101** A process that was a spare receives the state of another worker before it takes part in training, even
+//   if no worker has taken part in training. Tests: `collective/src/recovery/report.rs`, `state_transfer.rs`,
+//   `clusters/recovery/spares.rs`.
+
 use super::Counters;
 use serde::{Deserialize, Serialize};
 
@@ -8,6 +12,9 @@ use serde::{Deserialize, Serialize};
 pub struct Report {
     /// Whether the worker has taken part in training. A worker that has just started has no state that others need.
     pub begun: bool,
+    /// Whether the worker was a spare, and has not received a state yet. It has created or restored its state at
+    /// another time than the others.
+    pub spare: bool,
     /// The last generation in which the worker agreed with all others on a state; 0 if there is none. A worker with a
     /// later agreement takes precedence, however far this worker has progressed since.
     pub agreed: u64,
@@ -21,7 +28,8 @@ pub struct Report {
 /// The decision that follows from the reports of all workers. It is the same on each of them.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// No worker has taken part in training: each continues with the state that it has created or restored itself.
+    /// No worker has taken part in training, and none was a spare: each continues with the state that it has created or
+    /// restored itself.
     Begin,
     /// The receivers, if any, replace their states with the state of the source. All workers continue with the same
     /// counters.
@@ -46,7 +54,8 @@ impl Report {
 
 /// Chooses the worker whose state the others receive. Among the workers with a complete state, this is the one with the
 /// latest agreement, then the most progress, then the lowest rank. Returns [`Decision::Begin`] if no worker has taken
-/// part in training, and [`Decision::Torn`] if none of those that have has a complete state.
+/// part in training, and [`Decision::Torn`] if none of those that have has a complete state. If no worker has taken
+/// part in training, those that were spares receive the state of the first worker that was none.
 pub fn decide(reports: &[Report]) -> Decision {
     let begun = || reports.iter().enumerate().filter(|(_, report)| report.begun);
     let complete = begun().filter(|(_, report)| report.torn.is_none());
@@ -54,13 +63,28 @@ pub fn decide(reports: &[Report]) -> Decision {
         complete.max_by_key(|(worker, report)| (report.rank(), usize::MAX - worker))
     else {
         return match begun().find_map(|(worker, report)| Some((worker, report.torn.clone()?))) {
-            None => Decision::Begin,
+            None => begin(reports),
             Some((worker, reason)) => Decision::Torn(worker, reason),
         };
     };
     let as_far = |report: &Report| report.begun && report.torn.is_none() && report.rank() == furthest.rank();
+    transfer(reports, source, as_far)
+}
+
+/// Decides about workers of which none has taken part in training.
+fn begin(reports: &[Report]) -> Decision {
+    match reports.iter().position(|report| !report.spare) {
+        Some(source) if reports.iter().any(|report| report.spare) => {
+            transfer(reports, source, |report| !report.spare)
+        }
+        _ => Decision::Begin,
+    }
+}
+
+/// Returns the transfer of the state of `source` to all workers that do not have it.
+fn transfer(reports: &[Report], source: usize, has_it: impl Fn(&Report) -> bool) -> Decision {
     let receivers =
-        reports.iter().enumerate().filter(|(_, report)| !as_far(report)).map(|(worker, _)| worker);
+        reports.iter().enumerate().filter(|(_, report)| !has_it(report)).map(|(worker, _)| worker);
     // Of what some have made and dropped again, others don't know: numbers that nobody has used are the same for all.
     let latest =
         |of: fn(&Counters) -> u64| reports.iter().map(|report| of(&report.counters)).max().unwrap_or(0);
@@ -69,7 +93,7 @@ pub fn decide(reports: &[Report]) -> Decision {
         max_between_steps: latest(|counters| counters.max_between_steps),
         variables: latest(|counters| counters.variables),
         optimizers: latest(|counters| counters.optimizers),
-        ..furthest.counters
+        ..reports.get(source).map(|report| report.counters).unwrap_or_default()
     };
     Decision::Transfer { source, receivers: receivers.collect(), counters }
 }
@@ -80,7 +104,7 @@ mod tests {
 
     fn at(updates: u64) -> Report {
         let counters = Counters { updates, steps: updates, variables: 4, ..Counters::default() };
-        Report { begun: true, agreed: 3, counters, torn: None }
+        Report { begun: true, spare: false, agreed: 3, counters, torn: None }
     }
 
     fn written(updates: u64, written: u64) -> Report {
@@ -90,7 +114,11 @@ mod tests {
 
     fn started() -> Report {
         let counters = Counters { variables: 6, ..Counters::default() };
-        Report { begun: false, agreed: 0, counters, torn: None }
+        Report { begun: false, spare: false, agreed: 0, counters, torn: None }
+    }
+
+    fn spare() -> Report {
+        Report { spare: true, ..started() }
     }
 
     fn torn(updates: u64) -> Report {
@@ -104,6 +132,7 @@ mod tests {
         for (reports, decision) in [
             (vec![started(), started()], None),
             (vec![at(7), started(), at(7)], take(0, &[1])),
+            (vec![at(7), spare(), at(7)], take(0, &[1])),
             (vec![started(), at(7), at(8)], take(2, &[0, 1])),
             (vec![at(0), started()], take(0, &[1])),
             (vec![at(3), at(3)], take(0, &[])),
@@ -127,5 +156,24 @@ mod tests {
             assert_eq!(decided, decision, "{reports:?}");
         }
         assert_eq!(decide(&[torn(9), started()]), Decision::Torn(0, "half a step".into()));
+    }
+
+    // INV-101
+    #[test]
+    fn a_spare_receives_the_state_even_if_all_others_have_just_started() {
+        let receivers = |reports: &[Report]| match decide(reports) {
+            Decision::Transfer { source, receivers, counters } => {
+                assert_eq!(counters.steps, reports[source].counters.steps);
+                Some((source, receivers))
+            }
+            _ => None,
+        };
+        // The others have restored a later checkpoint.
+        let restored = Report { begun: false, ..at(6) };
+        let restored = |spare| Report { spare, agreed: 0, ..restored.clone() };
+        assert_eq!(receivers(&[restored(false), spare(), restored(false)]), Some((0, vec![1])));
+        assert_eq!(receivers(&[spare(), restored(false), spare()]), Some((1, vec![0, 2])));
+        assert_eq!(receivers(&[restored(false), started()]), None);
+        assert_eq!(receivers(&[spare(), spare()]), None);
     }
 }

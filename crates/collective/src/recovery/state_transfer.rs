@@ -262,7 +262,7 @@ mod tests {
 
     fn at(updates: u64) -> Report {
         let counters = Counters { updates, steps: updates, ..Counters::default() };
-        Report { begun: updates > 0, agreed: 1, counters, torn: None }
+        Report { begun: updates > 0, spare: false, agreed: 1, counters, torn: None }
     }
 
     type Ended = Result<Option<Agreed>, Failure<String>>;
@@ -319,6 +319,16 @@ mod tests {
     fn before_the_first_step_there_is_no_state_to_transfer() {
         let mut states = ["", ""].map(str::to_owned);
         assert_eq!(hand_over(&[at(0), at(0)], &mut states, None), [Ok(None), Ok(None)]);
+    }
+
+    // INV-101
+    #[test]
+    fn a_spare_has_the_state_of_one_that_has_just_started() {
+        let mut states = ["restored", "older"].map(str::to_owned);
+        let spare = Report { spare: true, ..at(0) };
+        let ends = hand_over(&[at(0), spare], &mut states, None);
+        assert_eq!(states, ["restored"; 2]);
+        assert_eq!(ends, [Agreed { source: 0, counters: at(0).counters }; 2].map(|agreed| Ok(Some(agreed))));
     }
 
     #[test]

@@ -38,6 +38,7 @@ impl Strategy {
             return Ok((self.next_step(), None, Some(0)));
         }
         self.require_caught_up("run")?;
+        self.require_training_for_spares("run")?;
         self.begin_updates();
         let waiting = self.possible_group().map_or(0, Group::waiting);
         let Some(group) = self.group() else {

@@ -122,12 +122,19 @@ pub trait StrategyExtended: Debug + Send + Sync + 'static {
         None
     }
 
+    /// Returns the number of processes of the cluster that wait as spares until a worker is lost; 0 by default. The
+    /// numbers of [`elastic`](Self::elastic) do not include them.
+    fn spares(&self) -> usize {
+        0
+    }
+
     /// Leaves the current world because a worker failed or timed out, or because new workers want to join.
     /// Waits until the [`group`](Self::group) has re-formed from the remaining workers and new processes.
     ///
     /// Does not wait for the workers whose ranks are in `leaving`. `once_more` is `true` if a worker failed during the
-    /// previous rendezvous. The call then repeats that rendezvous without waiting for the failed worker. Returns `None`
-    /// (the default) if the group cannot re-form.
+    /// previous rendezvous. The call then repeats that rendezvous without waiting for the failed worker. On a spare,
+    /// waits until the group needs it, and for at most `patience` while no leader of the group can be reached. Returns
+    /// `None` (the default) if the group cannot re-form.
     ///
     /// # Errors
     /// - [`Error::Join`]: a worker has not joined within `patience`.

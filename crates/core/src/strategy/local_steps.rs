@@ -89,7 +89,7 @@ impl LocalSteps {
         } else if is_elastic {
             Some(
                 "local_steps, but workers may leave and join: the mean would be over other workers than those that have \
-                 trained; leave out min_workers and DISTRIBUTE_MIN_WORKERS, or local_steps"
+                 trained; leave out min_workers, spares and their environment variables, or local_steps"
                     .into(),
             )
         } else if world.is_some_and(|world| matches!(world.count(), ReplicaCount::Total(_))) {

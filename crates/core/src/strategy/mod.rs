@@ -172,7 +172,7 @@ impl Strategy {
         crate::init::prepare(replicas);
         let (steps, step_stats, optimizers, precision, created, extensions) = Default::default();
         let local_steps = extended.local_steps().filter(|local| !local.is_lock_step());
-        let may_continue = extended.group().is_some_and(|group| group.generation() > 1);
+        let may_continue = extended.group().is_some_and(|group| group.generation() > 1 || group.is_spare());
         let strategy = Self(Arc::new(Inner {
             extended: Box::new(extended),
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),

@@ -119,6 +119,29 @@ impl Strategy {
         self.0.workers.set_survives(survives);
     }
 
+    /// Returns `true` if this process is a spare that has not taken part in training yet.
+    #[doc(hidden)]
+    pub fn is_spare(&self) -> bool {
+        self.extended().group().is_some_and(Group::is_spare)
+    }
+
+    /// Checks that the program has a `Training` if there are spares, which wait in it.
+    ///
+    /// # Errors
+    /// - [`Error::InvalidArgument`]: it has none.
+    pub(crate) fn require_training_for_spares(&self, operation: &'static str) -> Result<()> {
+        let spares = self.extended().spares();
+        if spares == 0 || self.0.workers.has_training() {
+            return Ok(());
+        }
+        let reason = format!(
+            "the cluster has {spares} spare{} (spares, DISTRIBUTE_SPARES), which can only take part in a Training: create \
+             one before the first step, or leave out the spares",
+            if spares == 1 { "" } else { "s" }
+        );
+        Err(Error::invalid(operation, reason))
+    }
+
     /// Returns the minimum number of workers with which training can continue if others leave; `None` if all are
     /// needed.
     pub(crate) fn min_remaining_workers(&self) -> Option<usize> {
@@ -141,22 +164,28 @@ impl Strategy {
         if !self.is_catching_up() {
             return Ok(());
         }
-        let reason = "this process replaces a worker in a running training: create a Training, which receives the \
-                      state of the others, before the first step";
+        let reason = "this process replaces a worker in a running training, or is a spare: create a Training, which \
+                      receives the state of the others, before the first step";
         Err(Error::invalid(operation, reason))
     }
 
     /// Leaves the world in which a worker failed, and waits for the next rendezvous. Does not wait for workers that are
     /// known to exit. Calls with the new workers are possible after this process [has caught
-    /// up](Self::finish_catching_up). The workers' decision about a notice is discarded. See
+    /// up](Self::finish_catching_up). If spares may take the places of the workers in `lost`, does not wait for these
+    /// either, even if this process is still connected to them. The workers' decision about a notice is discarded. See
     /// [`StrategyExtended::rejoin`](super::StrategyExtended::rejoin) for `once_more`. Returns `None` if the group
     /// cannot re-form.
     ///
     /// # Errors
     /// - [`Error::Join`]: workers have not joined within `patience`.
     #[doc(hidden)]
-    pub fn rejoin(&self, patience: Duration, once_more: bool) -> Option<Result<()>> {
-        let met = self.extended().rejoin(patience, &self.notice().leaving(), once_more)?;
+    pub fn rejoin(&self, patience: Duration, lost: &[usize], once_more: bool) -> Option<Result<()>> {
+        let (extended, mut leaving) = (self.extended(), self.notice().leaving());
+        let is_fixed = extended.elastic().is_none_or(|range| range.start() == range.end());
+        if extended.spares() > 0 && is_fixed {
+            leaving.extend_from_slice(lost);
+        }
+        let met = extended.rejoin(patience, &leaving, once_more)?;
         if met.is_ok() {
             self.begin_catching_up();
             // A decision that only the remaining workers have received is made again, for the new ones.

@@ -26,6 +26,8 @@ pub(super) struct Workers {
     left: AtomicBool,
     /// Whether training continues if a worker fails.
     survives: AtomicBool,
+    /// Whether it has continued so at some time, in a `Training`.
+    has_training: AtomicBool,
 }
 
 impl Workers {
@@ -60,6 +62,11 @@ impl Workers {
 
     pub(super) fn set_survives(&self, survives: bool) {
         self.survives.store(survives, Ordering::Relaxed);
+        self.has_training.fetch_or(survives, Ordering::Relaxed);
+    }
+
+    pub(super) fn has_training(&self) -> bool {
+        self.has_training.load(Ordering::Relaxed)
     }
 }
 

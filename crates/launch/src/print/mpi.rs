@@ -20,6 +20,9 @@ pub(super) fn call(job: &Job<'_>) -> Result<String> {
             "an evaluator is not part of the cluster; start it separately, without --evaluator here",
         );
     }
+    if layout.spares > 0 {
+        return refuse("MPI ends all ranks when one fails; leave out --spares");
+    }
     if job.max_restarts > 0 {
         return refuse("MPI does not restart ranks; leave out --max-restarts");
     }

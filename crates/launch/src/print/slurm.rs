@@ -26,6 +26,9 @@ pub(super) fn script(job: &Job<'_>) -> Result<String> {
             "an evaluator is not part of the cluster; submit it as a separate job, without --evaluator here",
         );
     }
+    if layout.spares > 0 {
+        return refuse("srun ends all tasks when one fails; leave out --spares");
+    }
     if job.memory.is_some() {
         return refuse(
             "Slurm reserves memory for a node or a core; leave out --memory, and give sbatch --mem",

@@ -9,6 +9,7 @@ fn supervisor(max_restarts: u32) -> Supervisor {
         max_restarts,
         backoff: SECOND,
         min_workers: None,
+        spares: false,
         grace: 10 * SECOND,
         timeout: Some(100 * SECOND),
     };
@@ -69,6 +70,7 @@ fn a_job_that_needs_not_all_workers_goes_on_without_some_and_never_without_the_f
             max_restarts: 0,
             backoff: SECOND,
             min_workers: Some(2),
+            spares: false,
             grace: 10 * SECOND,
             timeout: None,
         };
@@ -111,6 +113,7 @@ fn where_workers_come_and_go_none_is_started_again_when_others_have_ended_well()
             max_restarts: 5,
             backoff: SECOND,
             min_workers: Some(1),
+            spares: false,
             grace: 10 * SECOND,
             timeout: None,
         };
@@ -139,8 +142,14 @@ fn where_workers_come_and_go_none_is_started_again_when_others_have_ended_well()
 
 #[test]
 fn a_worker_that_leaves_after_a_notice_does_not_prevent_restarts_of_the_others() {
-    let policy =
-        Policy { max_restarts: 1, backoff: SECOND, min_workers: Some(2), grace: 10 * SECOND, timeout: None };
+    let policy = Policy {
+        max_restarts: 1,
+        backoff: SECOND,
+        min_workers: Some(2),
+        spares: false,
+        grace: 10 * SECOND,
+        timeout: None,
+    };
     let failed = |task| ended(task, End::Signaled(9));
     // Worker 3 of 4 leaves alone, with 0, and the others continue. After that, workers 1 and 2 fail and are restarted.
     let after_restarts = || {
@@ -185,8 +194,14 @@ fn a_worker_that_leaves_after_a_notice_does_not_prevent_restarts_of_the_others()
 
 #[test]
 fn a_worker_is_not_restarted_if_the_first_one_succeeds_in_the_meantime() {
-    let policy =
-        Policy { max_restarts: 5, backoff: SECOND, min_workers: Some(1), grace: 10 * SECOND, timeout: None };
+    let policy = Policy {
+        max_restarts: 5,
+        backoff: SECOND,
+        min_workers: Some(1),
+        spares: false,
+        grace: 10 * SECOND,
+        timeout: None,
+    };
     let tasks = Layout::new(2).with_evaluator().tasks();
     let mut supervisor = Supervisor::new(tasks.into_iter().map(|(task, _)| task), policy).0;
     assert_eq!(supervisor.decide(ended(1, End::Exited(1))).len(), 2);
@@ -311,8 +326,14 @@ fn a_restart_that_the_system_refuses_is_a_failure() {
 
 /// Creates a supervisor of a chief, two workers that it schedules, and a parameter server.
 fn driven() -> Supervisor {
-    let policy =
-        Policy { max_restarts: 3, backoff: SECOND, min_workers: None, grace: 10 * SECOND, timeout: None };
+    let policy = Policy {
+        max_restarts: 3,
+        backoff: SECOND,
+        min_workers: None,
+        spares: false,
+        grace: 10 * SECOND,
+        timeout: None,
+    };
     let tasks = Layout::new(2).with_chief().ps(1).tasks();
     Supervisor::new(tasks.into_iter().map(|(task, _)| task), policy).0
 }
@@ -414,4 +435,34 @@ fn a_task_that_is_held_when_the_job_ends_is_not_started() {
     assert!(supervisor.is_over());
     let (_, tasks) = supervisor.into_parts();
     assert_eq!((&tasks[0].end, tasks[0].restarts), (&Some(End::Signaled(9)), 0));
+}
+
+#[test]
+fn a_job_with_spares_needs_the_first_worker_at_once_and_goes_on_without_another() {
+    let job = |max_restarts| {
+        let layout = Layout::new(3).spares(1);
+        let policy = Policy {
+            max_restarts,
+            backoff: SECOND,
+            min_workers: Some(layout.trained()),
+            spares: true,
+            grace: 10 * SECOND,
+            timeout: None,
+        };
+        Supervisor::new(layout.tasks().into_iter().map(|(task, _)| task), policy).0
+    };
+    let failed = |task| ended(task, End::Signaled(9));
+    let mut supervisor = job(1);
+    let wait = |actions: &[Action]| match actions {
+        [Action::Notify(Notice::Restart { .. }), Action::Set(Timer::Restart(_), wait)] => *wait,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(wait(&supervisor.decide(failed(1))), SECOND);
+    assert_eq!(wait(&supervisor.decide(failed(0))), Duration::ZERO);
+    // Without restarts, a spare is used up.
+    let mut supervisor = job(0);
+    assert!(matches!(supervisor.decide(failed(2))[..], [Action::Notify(Notice::Lost { left: 3, .. })]));
+    assert!(!supervisor.is_ending());
+    drop(supervisor.decide(failed(3)));
+    assert_eq!(supervisor.into_parts().0, Cause::Failed(3));
 }

@@ -239,6 +239,21 @@ fn the_tf_config_of_a_pod_is_the_requested_cluster() {
 }
 
 #[test]
+fn spares_are_pods_that_know_how_many_of_them_are_spares() {
+    for target in TARGETS {
+        let pods = pods(&manifests(target, &Layout::new(3).spares(1)));
+        let (tasks, pod) = &pods["worker"];
+        let variables = environment(&only_container(pod).1, 3);
+        assert_eq!((*tasks, variables["DISTRIBUTE_SPARES"].as_str()), (4, "1"), "{target:?}");
+    }
+    let command = ["train".to_owned()];
+    for target in [Target::Slurm, Target::Mpi] {
+        let error = Job::new(&Layout::new(3).spares(1), &command).print(target).unwrap_err().to_string();
+        assert!(error.contains("when one fails; leave out --spares"), "{error}");
+    }
+}
+
+#[test]
 fn a_job_ends_with_the_tasks_that_train() {
     let targets = |manifest: &Value| manifest["spec"]["successPolicy"]["targetReplicatedJobs"].clone();
     assert_eq!(targets(&manifests(Target::JobSet, &all())[0]), json!(["chief"]));

@@ -26,6 +26,12 @@ pub enum Purpose {
     },
     /// Link two workers that have joined.
     Link,
+    /// Wait as a spare, through the leader, until a world needs this process. The other workers then connect to it at
+    /// `address`.
+    Spare {
+        /// The address, in the form `host:port`.
+        address: String,
+    },
     /// Call a task, which may belong to a different world or to none.
     Call {
         /// The task that calls.
@@ -42,7 +48,8 @@ pub struct Hello {
     /// The name of the job. It may be empty for a call from a tool that works with jobs of any name.
     pub job: String,
     /// The generation of the world to which the link belongs. For a worker that joins, it is the generation of the last
-    /// world of which it was a member; 0 if there was none.
+    /// world of which it was a member; 0 if there was none. For a spare, it is the generation of the last world that
+    /// was complete without it.
     pub generation: u64,
     /// The rank of the worker.
     pub rank: usize,
@@ -61,7 +68,7 @@ impl Hello {
     pub fn task(&self, names: &Names) -> Task {
         match &self.purpose {
             Purpose::Call { from, .. } => from.clone(),
-            Purpose::Join { .. } | Purpose::Link => names.task(self.rank),
+            Purpose::Join { .. } | Purpose::Spare { .. } | Purpose::Link => names.task(self.rank),
         }
     }
 }
@@ -117,6 +124,10 @@ impl Words {
                         fields.fixed(&[1]);
                         fields.text(cut(address, MAX_TEXT));
                     }
+                    Purpose::Spare { address } => {
+                        fields.fixed(&[3]);
+                        fields.text(cut(address, MAX_TEXT));
+                    }
                     Purpose::Call { from, to } => {
                         fields.fixed(&[2]);
                         for task in [from, to] {
@@ -168,6 +179,7 @@ impl Words {
                     [0] => Purpose::Link,
                     [1] => Purpose::Join { address: fields.text(MAX_TEXT)?.to_owned() },
                     [2] => Purpose::Call { from: task(&mut fields)?, to: task(&mut fields)? },
+                    [3] => Purpose::Spare { address: fields.text(MAX_TEXT)?.to_owned() },
                     _ => return Err(Malformed),
                 };
                 let hello = Hello { job, generation, rank, workers, replicas, digest, purpose };

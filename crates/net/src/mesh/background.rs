@@ -58,6 +58,10 @@ pub(crate) fn run(shared: &Shared, mut late_joins: Option<Box<dyn LateJoinHandle
             Woken::Nothing => {}
         }
     }
+    if let Some(late_joins) = &mut late_joins {
+        // Spares that are not notified of the end would wait for another process at this address.
+        shared.serve(&mut **late_joins);
+    }
     shared.links.iter().for_each(Link::end);
 }
 

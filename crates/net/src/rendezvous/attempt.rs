@@ -172,11 +172,12 @@ fn start_handshake(socket: TcpStream, call: &Call, context: &CallContext) -> Res
     };
     let purpose = match &call.purpose {
         Purpose::Join { address } => Purpose::Join { address: reachable(address, here) },
+        Purpose::Spare { address } => Purpose::Spare { address: reachable(address, here) },
         other => other.clone(),
     };
     let to = match &purpose {
         Purpose::Call { to, .. } => to.clone(),
-        Purpose::Join { .. } | Purpose::Link => context.names.task(call.worker),
+        Purpose::Join { .. } | Purpose::Spare { .. } | Purpose::Link => context.names.task(call.worker),
     };
     let hello = Hello { purpose, generation: call.generation, ..context.hello.clone() };
     let nonce = secret::random().map_err(io::Error::other)?;

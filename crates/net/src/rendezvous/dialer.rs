@@ -35,10 +35,7 @@ pub(crate) enum Failed {
 impl Dialer {
     /// Creates a call. The first attempt begins with the first [`advance`](Self::advance).
     pub fn new(call: Call) -> Self {
-        let mut retries = Retries::default();
-        if let Some(before) = &call.before {
-            retries.note(before.clone());
-        }
+        let retries = Retries::new(&call);
         Self { call, state: State::Waiting(Deadline::after(Duration::ZERO)), retries, attempts: 0 }
     }
 

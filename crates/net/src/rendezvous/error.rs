@@ -110,6 +110,13 @@ pub enum JoinError {
         /// missing worker.
         refused: Vec<String>,
     },
+    /// A world is complete without this process, which is its spare. This is the result of a rendezvous that [returns
+    /// spares](super::Rendezvous::returns_spare).
+    #[error("the world of generation {generation} is complete, and this process is its spare")]
+    Spare {
+        /// The generation of the world.
+        generation: u64,
+    },
     /// A socket cannot be opened, or a thread cannot be started.
     #[error("failed to connect to the other workers: {0}")]
     System(#[from] io::Error),

@@ -1,9 +1,9 @@
 //! Processes that connect over sockets after the world is complete.
 
 use super::late_join_replies::LateJoinReplies;
-use super::reception::Reception;
+use super::reception::{Accepted, Reception};
+use super::spare_links::SpareLinks;
 use super::waiting::WaitingProcesses;
-use crate::handshake::Names;
 use crate::mesh::{self, WaitingWorkers};
 use distribute_cluster::Stopwatch;
 use parking_lot::{Mutex, MutexGuard};
@@ -12,39 +12,57 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The listener of a complete world. It rejects every process that connects, with the reason, and records the processes
-/// that wait for the next world.
+/// The listener of a complete world. It accepts spares, rejects every other process that connects, with the reason, and
+/// records the processes that wait for the next world.
 #[derive(Debug)]
 pub(super) struct LateJoinListener {
     reception: Reception,
     late_join_replies: LateJoinReplies,
+    spares: SpareLinks,
     waiting: Arc<WaitingRoom>,
 }
 
 impl LateJoinListener {
-    /// Creates the listener of a world whose members have the given positions. `waiting` records the processes that
-    /// wait for the next world.
-    pub fn new(reception: Reception, names: Names, members: Vec<usize>, waiting: Arc<WaitingRoom>) -> Self {
-        let late_join_replies = LateJoinReplies::new(reception.mine().rank, names, members);
-        Self { reception, late_join_replies, waiting }
+    /// Creates the listener of a world with these replies and spares. `waiting` records the processes that wait for the
+    /// next world.
+    pub fn new(
+        reception: Reception,
+        late_join_replies: LateJoinReplies,
+        spares: SpareLinks,
+        waiting: Arc<WaitingRoom>,
+    ) -> Self {
+        let listener = Self { reception, late_join_replies, spares, waiting };
+        listener.record_spares();
+        listener
+    }
+
+    /// Records the spares, and those whose acceptance is still being sent.
+    fn record_spares(&self) {
+        let spares = self.spares.positions().into_iter().chain(self.reception.welcoming()).collect();
+        self.waiting.change(|waiting_processes, _| waiting_processes.set_spares(spares));
     }
 }
 
 impl mesh::LateJoinHandler for LateJoinListener {
     fn interests(&self) -> Vec<PollFd<'_>> {
-        self.reception.interests()
+        self.reception.interests().into_iter().chain(self.spares.interests()).collect()
     }
 
     fn serve(&mut self, lost: &dyn Fn(usize) -> bool, over: bool) {
-        let Self { reception, late_join_replies, waiting } = self;
+        let Self { reception, late_join_replies, spares, waiting } = self;
         if waiting.count() > 0 {
             waiting.change(|waiting_processes, now| waiting_processes.look(now));
         }
-        let _ = reception.advance(&mut |hello, _| {
-            Err(waiting.change(|waiting_processes, now| {
-                late_join_replies.refuse(hello, lost, over, waiting_processes, now)
-            }))
+        let accepted = reception.advance(&mut |hello, _| {
+            waiting.change(|waiting_processes, now| {
+                late_join_replies.answer(hello, lost, over, waiting_processes, now)
+            })
         });
+        for Accepted { hello, stream, .. } in accepted {
+            spares.add(hello.rank, stream);
+        }
+        spares.serve(over);
+        self.record_spares();
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::state::latecomer;
 use super::waiting::WaitingProcesses;
-use crate::handshake::{Hello, Names, Reason, Refusal};
+use crate::handshake::{Hello, Names, Purpose, Reason, Refusal};
 use std::time::Duration;
 
 /// The replies that a worker of the world sends to processes that connect.
@@ -12,67 +12,95 @@ pub struct LateJoinReplies {
     names: Names,
     /// The positions of the world's workers.
     members: Vec<usize>,
+    /// The generation of the world.
+    generation: u64,
+    /// The maximum number of workers of a world.
+    maximum: usize,
 }
 
 impl LateJoinReplies {
-    /// Creates the replies of the worker at position `me`, in the world whose workers have the positions `members`.
-    pub fn new(me: usize, names: Names, members: Vec<usize>) -> Self {
-        Self { me, names, members }
+    /// Creates the replies of the worker at position `me`, in the world of this generation whose workers have the
+    /// positions `members`.
+    pub fn new(me: usize, names: Names, members: Vec<usize>, generation: u64) -> Self {
+        Self { me, names, members, generation, maximum: usize::MAX }
     }
 
-    /// Returns the refusal to send to a process that connects while this world exists. `lost` returns whether the
-    /// worker of a given rank is disconnected. `over` is `true` if there will be no other world. Otherwise, a process
-    /// that is no member of this world is recorded in `waiting_processes`, because it waits for the next one.
-    pub fn refuse(
+    /// Sets the maximum number of workers of a world. If the world has as many, the leader accepts other processes as
+    /// spares.
+    pub fn maximum(mut self, maximum: usize) -> Self {
+        self.maximum = maximum;
+        self
+    }
+
+    /// Accepts a process that connects while this world exists as a spare, or returns the refusal to send to it. `lost`
+    /// returns whether the worker of a given rank is disconnected. `over` is `true` if there will be no other world.
+    /// Otherwise, a process that is no member of this world is recorded in `waiting_processes`, because it waits for
+    /// the next one.
+    ///
+    /// # Errors
+    /// Returns the refusal of a process that is not accepted as a spare.
+    pub fn answer(
         &self,
         hello: &Hello,
         lost: &dyn Fn(usize) -> bool,
         over: bool,
         waiting_processes: &mut WaitingProcesses,
         now: Duration,
-    ) -> Refusal {
+    ) -> Result<(), Refusal> {
         let (mine, theirs) = (self.names.task(self.me), self.names.task(hello.rank));
         if over {
             let text = format!("the training has ended on all workers, and {mine} waits for no {theirs}");
-            return Refusal::new(Reason::Ended, text);
+            return Err(Refusal::new(Reason::Ended, text));
         }
-        match self.members.iter().position(|place| *place == hello.rank) {
-            Some(worker) => latecomer(&mine, &theirs, lost(worker)),
-            None => {
-                waiting_processes.record(hello.rank, hello.generation, now);
-                let text =
-                    format!("the group was formed without {theirs}, which joins when the group re-forms");
-                Refusal::new(Reason::Early, text)
+        if let Some(worker) = self.members.iter().position(|place| *place == hello.rank) {
+            return Err(latecomer(&mine, &theirs, lost(worker)));
+        }
+        if self.is_spare(hello) {
+            if waiting_processes.spares().contains(&hello.rank) {
+                let text = format!("{theirs} is a spare already: each process needs a unique number");
+                return Err(Refusal::new(Reason::Taken, text));
             }
+            return Ok(());
         }
+        waiting_processes.record(hello.rank, hello.generation, now);
+        let text = format!("the group was formed without {theirs}, which joins when the group re-forms");
+        Err(Refusal::new(Reason::Early, text))
+    }
+
+    /// Returns whether a process that is no member is a spare: there is no place for it in this world, and it was in no
+    /// other world that is at least as late.
+    fn is_spare(&self, hello: &Hello) -> bool {
+        let joins = match &hello.purpose {
+            Purpose::Join { .. } => hello.generation < self.generation,
+            Purpose::Spare { .. } => true,
+            Purpose::Link | Purpose::Call { .. } => false,
+        };
+        joins && self.me == 0 && self.members.len() >= self.maximum
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::handshake::Purpose;
+
+    fn hello(rank: usize, generation: u64, purpose: fn(String) -> Purpose) -> Hello {
+        let (job, purpose) = ("a".to_owned(), purpose("10.0.0.1:7".to_owned()));
+        Hello { job, generation, rank, workers: 5, replicas: 1, digest: [0; 32], purpose }
+    }
+
+    const JOIN: fn(String) -> Purpose = |address| Purpose::Join { address };
+    const SPARE: fn(String) -> Purpose = |address| Purpose::Spare { address };
 
     // INV-34, INV-43
     #[test]
     fn who_was_not_there_waits_for_the_next_world_and_is_counted_once() {
-        let late_join_replies = LateJoinReplies::new(0, Names::default(), vec![0, 2, 3]);
+        let late_join_replies = LateJoinReplies::new(0, Names::default(), vec![0, 2, 3], 1);
         let mut waiting_processes = WaitingProcesses::default();
         let mut refuse = |rank, lost: &[usize], over| {
-            let purpose = Purpose::Join { address: "10.0.0.1:7".into() };
-            let hello = Hello {
-                job: "a".into(),
-                generation: 0,
-                rank,
-                workers: 4,
-                replicas: 1,
-                digest: [0; 32],
-                purpose,
-            };
             let lost = |worker| lost.contains(&worker);
-            let reason =
-                late_join_replies.refuse(&hello, &lost, over, &mut waiting_processes, Duration::ZERO).reason;
-            (reason, waiting_processes.count())
+            let (hello, now) = (hello(rank, 0, JOIN), Duration::ZERO);
+            let answer = late_join_replies.answer(&hello, &lost, over, &mut waiting_processes, now);
+            (answer.unwrap_err().reason, waiting_processes.count())
         };
         assert_eq!(refuse(2, &[], false), (Reason::Complete, 0));
         // The rank in this world is passed, not the position in the cluster.
@@ -80,5 +108,30 @@ mod tests {
         assert_eq!(refuse(1, &[], true), (Reason::Ended, 0));
         assert_eq!(refuse(1, &[], false), (Reason::Early, 1));
         assert_eq!(refuse(1, &[], false), (Reason::Early, 1));
+    }
+
+    // INV-100
+    #[test]
+    fn a_full_world_accepts_spares_and_no_members_of_a_later_world() {
+        let replies = |me, members: &[usize]| {
+            LateJoinReplies::new(me, Names::default(), members.to_vec(), 3).maximum(3)
+        };
+        let answer = |replies: &LateJoinReplies, hello: &Hello, over| {
+            let mut waiting_processes = WaitingProcesses::default();
+            waiting_processes.set_spares([4].into());
+            let answer = replies.answer(hello, &|_| false, over, &mut waiting_processes, Duration::ZERO);
+            (answer.map_err(|refusal| refusal.reason), waiting_processes.count())
+        };
+        let full = replies(0, &[0, 2, 3]);
+        for accepted in [hello(1, 0, JOIN), hello(1, 2, JOIN), hello(1, 2, SPARE), hello(1, 7, SPARE)] {
+            assert_eq!(answer(&full, &accepted, false), (Ok(()), 0), "{accepted:?}");
+        }
+        assert_eq!(answer(&full, &hello(4, 2, SPARE), false), (Err(Reason::Taken), 0));
+        assert_eq!(answer(&full, &hello(1, 2, SPARE), true), (Err(Reason::Ended), 0));
+        // It has the state of a world that is at least as late.
+        assert_eq!(answer(&full, &hello(1, 3, JOIN), false), (Err(Reason::Early), 1));
+        // There is room for it, and the leader decides.
+        assert_eq!(answer(&replies(0, &[0, 2]), &hello(1, 2, SPARE), false), (Err(Reason::Early), 1));
+        assert_eq!(answer(&replies(2, &[0, 2, 3]), &hello(1, 2, SPARE), false), (Err(Reason::Early), 1));
     }
 }

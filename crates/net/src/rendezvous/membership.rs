@@ -25,6 +25,8 @@ pub struct Membership {
     /// The known addresses of the workers.
     addresses: Vec<Address>,
     connected: Vec<bool>,
+    /// The origin of the process at each position that is or was connected.
+    origins: Vec<Origin>,
     /// The positions of the world's workers, in order, once they are known.
     members: Option<Vec<usize>>,
     /// The generation of the last world of which this worker was a member; 0 if there was none.
@@ -35,11 +37,23 @@ pub struct Membership {
     generation: Option<u64>,
 }
 
+/// The origin of a process that joins, in the order of precedence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Origin {
+    /// The process was a member of a world.
+    Member,
+    /// The process has built its model as a spare.
+    Spare,
+    /// The process has just started.
+    Started,
+}
+
 impl Membership {
     /// Creates the state of worker `me`, before any other has connected.
     pub fn new(me: usize, names: Names, addresses: Vec<Address>) -> Self {
-        let connected = vec![false; addresses.len()];
-        Self { me, names, connected, addresses, members: None, before: 0, latest: 0, generation: None }
+        let (connected, origins) = (vec![false; addresses.len()], vec![Origin::Started; addresses.len()]);
+        let (members, before, latest, generation) = Default::default();
+        Self { me, names, connected, origins, addresses, members, before, latest, generation }
     }
 
     /// Sets the generation of the last world of which worker `me` was a member; 0 means that there was none.
@@ -67,14 +81,14 @@ impl Membership {
         let refusal = |reason, text| Err(Refusal::new(reason, text));
         let (me, rank) = (self.me, hello.rank);
         let (mine, theirs) = (self.task(me), self.task(rank));
-        if let Purpose::Join { address } = &hello.purpose
+        if let Purpose::Join { address } | Purpose::Spare { address } = &hello.purpose
             && let Err(error) = address.parse::<Address>()
         {
             return refusal(Reason::Protocol, format!("{theirs} cannot be reported to the others: {error}"));
         }
         match (&hello.purpose, me) {
-            (Purpose::Join { .. }, 0) | (Purpose::Link, 1..) => {}
-            (Purpose::Join { .. }, _) => {
+            (Purpose::Join { .. } | Purpose::Spare { .. }, 0) | (Purpose::Link, 1..) => {}
+            (Purpose::Join { .. } | Purpose::Spare { .. }, _) => {
                 return refusal(
                     Reason::Rank,
                     format!("{mine} does not lead this world: join {}", self.task(0)),
@@ -117,7 +131,11 @@ impl Membership {
             // A new process can take any free position. A leader that is new does not know of earlier
             // generations.
             (Purpose::Join { .. }, _) if hello.generation == 0 || self.before == 0 => return Ok(()),
-            (Purpose::Join { .. }, _) => self.before,
+            // A spare has missed any number of worlds, but none that is later than the leader's.
+            (Purpose::Spare { .. }, _) if hello.generation <= self.before || self.before == 0 => {
+                return Ok(());
+            }
+            (Purpose::Join { .. } | Purpose::Spare { .. }, _) => self.before,
             (_, Some(generation)) => generation,
             (_, None) => {
                 let text = format!("{mine} has not received the addresses of the others yet");
@@ -149,7 +167,15 @@ impl Membership {
             *connected = true;
         }
         self.latest = self.latest.max(hello.generation);
-        if let (Purpose::Join { address }, Some(known)) = (&hello.purpose, self.addresses.get_mut(hello.rank))
+        if let Some(origin) = self.origins.get_mut(hello.rank) {
+            *origin = match &hello.purpose {
+                Purpose::Spare { .. } => Origin::Spare,
+                Purpose::Join { .. } if hello.generation == 0 => Origin::Started,
+                _ => Origin::Member,
+            };
+        }
+        if let (Purpose::Join { address } | Purpose::Spare { address }, Some(known)) =
+            (&hello.purpose, self.addresses.get_mut(hello.rank))
         {
             // The address was checked before.
             if let Ok(address) = address.parse() {
@@ -172,9 +198,36 @@ impl Membership {
         connected.chain([self.me]).collect()
     }
 
-    /// Closes the world: its members are the connected workers.
-    pub fn close(&mut self) {
-        self.members = Some(self.connected().into_iter().collect());
+    /// Returns whether this worker or one of the connected workers was a member of an earlier world.
+    pub fn resumes(&self) -> bool {
+        self.before > 0 || self.is_any_connected(Origin::Member)
+    }
+
+    /// Returns whether there was an earlier world of which a member may connect yet, and none has: this worker is not
+    /// one, and a spare knows of that world.
+    pub fn awaits_members(&self) -> bool {
+        let may_connect = self.connected().len() < self.connected.len();
+        !self.resumes() && may_connect && self.is_any_connected(Origin::Spare)
+    }
+
+    /// Returns whether the members of the world are known.
+    pub fn is_closed(&self) -> bool {
+        self.members.is_some()
+    }
+
+    fn is_any_connected(&self, origin: Origin) -> bool {
+        self.connected.iter().zip(&self.origins).any(|(connected, of)| *connected && *of == origin)
+    }
+
+    /// Closes the world: its members are the connected workers, but at most `maximum` of them. Members of earlier
+    /// worlds take precedence over spares, and spares over processes that have just started.
+    pub fn close(&mut self, maximum: usize) {
+        let mut others: Vec<_> = self.connected().into_iter().filter(|place| *place != self.me).collect();
+        others.sort_by_key(|place| (self.origins.get(*place).copied(), *place));
+        others.truncate(maximum.saturating_sub(1));
+        others.push(self.me);
+        others.sort_unstable();
+        self.members = Some(others);
     }
 
     /// Returns the positions of the world's workers in the cluster, by rank. Returns all positions if the members are
@@ -324,7 +377,7 @@ mod tests {
         let mut leader = at(0);
         leader.connect(&join(2));
         assert_eq!((leader.connected(), leader.missing().len()), ([0, 2].into(), 1));
-        leader.close();
+        leader.close(3);
         assert_eq!((leader.members(), leader.missing()), (vec![0, 2], vec![]));
         let table = |positions: &[usize]| -> Vec<(usize, Address)> {
             positions.iter().map(|place| (*place, format!("10.0.0.{place}:8").parse().unwrap())).collect()
@@ -336,6 +389,35 @@ mod tests {
         assert!(!member.locate(0, table(&[0, 1])), "of a generation that is over");
         assert!(member.locate(1, table(&[0, 1])));
         assert_eq!((member.members(), member.missing()), (vec![0, 1], vec![]));
+    }
+
+    // INV-100
+    #[test]
+    fn members_take_precedence_over_spares_and_spares_over_new_processes() {
+        let spare = |rank, generation| {
+            let purpose = Purpose::Spare { address: format!("10.0.0.{rank}:7") };
+            Hello { generation, ..hello(rank, purpose) }
+        };
+        let of = |rank, generation| Hello { generation, ..join(rank) };
+        let addresses = (0..5).map(|worker| format!("10.0.0.{worker}:0").parse().unwrap()).collect();
+        let mut leader = Membership::new(0, Names::default(), addresses);
+        leader.connect(&spare(2, 4));
+        leader.connect(&of(1, 0));
+        assert!(leader.awaits_members() && !leader.resumes());
+        leader.connect(&of(4, 4));
+        assert!(!leader.awaits_members() && leader.resumes());
+        for (maximum, members) in
+            [(1, &[0][..]), (2, &[0, 4]), (3, &[0, 2, 4]), (4, &[0, 1, 2, 4]), (5, &[0, 1, 2, 4])]
+        {
+            leader.close(maximum);
+            assert_eq!((leader.members(), leader.generation()), (members.to_vec(), 5));
+        }
+        // A leader that was in generation 4 accepts a spare of any earlier one, and of no later one.
+        let there = at(0).after(4);
+        assert!(there.resumes() && !there.awaits_members());
+        there.decide(&spare(1, 2)).unwrap();
+        there.decide(&spare(1, 4)).unwrap();
+        assert_eq!(there.decide(&spare(1, 5)).unwrap_err().reason, Reason::Replaced);
     }
 
     #[test]

@@ -13,6 +13,7 @@
 //! | [`claim`] | the claim of a process in a rendezvous, and whether it may retry: pure |
 //! | `running` | the rendezvous over sockets, from the first connection to the last |
 //! | [`late_join_replies`], [`waiting`] | replies to latecomers, and the record of those that wait for the next world: pure |
+//! | `spare_links` | the connections to spares, which the leader of a complete world holds |
 //! | `refusal_broadcast` | the notification that there will be no world |
 //! | `late_join_listener` | latecomers over sockets |
 //! | `reception`, `dialer`, `handshake_stream` | incoming connections, outgoing connections, and the handshake on both |
@@ -23,6 +24,9 @@
 //! retries, and send the address at which they listen. When all workers have connected, or [a quorum](Quorum) of them,
 //! the leader sends them the addresses. Then worker i connects to each worker j with 0 < j < i. The connection to the
 //! leader becomes the link to it.
+//!
+//! A world may have a [maximum number](Quorum::maximum) of workers. The leader accepts other processes as *spares*, and
+//! holds their connections. When the group re-forms, spares take the positions of lost workers.
 //!
 //! Until then, a worker is identified by its *position* in the cluster. The workers of a world are then numbered by
 //! rank, in the order of their positions.
@@ -56,12 +60,13 @@ pub(crate) mod reception;
 mod refusal_broadcast;
 mod refused_connections;
 mod running;
+mod spare_links;
 
 pub use claim::Claim;
 pub use error::JoinError;
 pub use listener::Listener;
 pub use progress::{Missing, Progress};
-pub use quorum::Quorum;
+pub use quorum::{KnownWorkers, Quorum};
 
 use crate::handshake::{Hello, Names, Purpose, words};
 use crate::identity::{Access, Credentials, Identity, PolicyError, policy};
@@ -88,6 +93,8 @@ pub struct Rendezvous {
     names: Names,
     job: String,
     generation: u64,
+    spare_of: u64,
+    returns_spare: bool,
     digest: [u8; 32],
     credentials: Credentials,
     timeout: Duration,
@@ -109,6 +116,8 @@ impl Rendezvous {
             names: Names::default(),
             job: "job".to_owned(),
             generation: 0,
+            spare_of: 0,
+            returns_spare: false,
             digest: digest(b""),
             credentials: Identity::None.into(),
             timeout: deadline::DEFAULT_TIMEOUT,
@@ -146,6 +155,21 @@ impl Rendezvous {
         self
     }
 
+    /// Sets the generation of the world of which this process is a spare. The default is 0, for none. Such a process
+    /// waits as long as the job lasts: [`join`](Self::join) returns when a world needs it. The
+    /// [timeout](Self::timeout) applies while the leader cannot be reached.
+    pub fn spare_of(mut self, generation: u64) -> Self {
+        self.spare_of = generation;
+        self
+    }
+
+    /// Sets whether [`join`](Self::join) returns [`JoinError::Spare`] if a world is complete without this process. By
+    /// default it waits until a world needs it.
+    pub fn returns_spare(mut self, returns: bool) -> Self {
+        self.returns_spare = returns;
+        self
+    }
+
     /// Sets bytes that must be the same on all workers. Workers with different bytes are rejected. The numbers of
     /// workers and replicas are always compared.
     pub fn agree_on(mut self, bytes: &[u8]) -> Self {
@@ -167,7 +191,7 @@ impl Rendezvous {
     }
 
     /// Sets the number of workers that form a world. The default is all of them. Only the leader uses it. Workers that
-    /// connect later wait for the next rendezvous, and [`Mesh::waiting`] counts them.
+    /// connect later wait for the next rendezvous, and [`Mesh::waiting`] counts them unless they are spares.
     pub fn quorum(mut self, quorum: Quorum) -> Self {
         self.quorum = quorum;
         self
@@ -221,6 +245,8 @@ impl Rendezvous {
     /// - [`JoinError::Refused`]: a worker rejects this one, or this one does not trust it.
     /// - [`JoinError::OtherRefused`]: another worker was rejected, and a world cannot be formed without it.
     /// - [`JoinError::Leader`]: the leader has sent a message that makes no world.
+    /// - [`JoinError::Spare`]: a world is complete without this process, and the rendezvous [returns
+    ///   spares](Self::returns_spare).
     /// - [`JoinError::Lost`]: a worker was disconnected before all had connected to each other.
     /// - [`JoinError::Deadline`]: workers are missing at the deadline. The error lists them with their
     ///   addresses.
@@ -273,13 +299,13 @@ impl Rendezvous {
         let members = Membership::new(world.worker(), self.names.clone(), addresses).after(self.generation);
         let running = RunningRendezvous::new(
             world,
-            RendezvousState::new(world, members).quorum(self.quorum),
+            RendezvousState::new(world, members).quorum(self.quorum).spare_of(self.spare_of),
             Reception::new(listener, access, hello, shared_memory).named(self.names.clone()),
             context,
             self.settings,
             self.progress,
         );
-        running.complete(deadline, receiver)
+        running.returns_spare(self.returns_spare).complete(deadline, receiver)
     }
 
     /// Parses the addresses, and detects errors before any socket is opened.

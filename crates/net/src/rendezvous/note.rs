@@ -24,6 +24,9 @@ pub enum Note {
     /// No world will be formed, because a worker was rejected. The variant contains the worker's position, the address
     /// from which it has connected, and the refusal.
     Refused(usize, String, Refusal),
+    /// A world of this generation is complete without the receiver, which is its spare from now on: it waits for a
+    /// further note over the same connection.
+    Spare(u64),
 }
 
 impl Note {
@@ -55,6 +58,10 @@ impl Note {
                 fields.u64(*worker as u64);
                 fields.text(address);
                 fields.text(cut(&refusal.text));
+            }
+            Note::Spare(generation) => {
+                fields.fixed(&[3]);
+                fields.u64(*generation);
             }
         }
         fields.0.into()
@@ -94,6 +101,11 @@ impl Note {
                 fields.end()?;
                 Ok(Note::Refused(worker, address, refusal))
             }
+            [3] => {
+                let generation = fields.u64()?;
+                fields.end()?;
+                Ok(Note::Spare(generation))
+            }
             _ => Err(Malformed),
         }
     }
@@ -118,6 +130,7 @@ mod tests {
             Note::Waiting(waiting),
             Note::Table(7, vec![(0, "a:1".parse().unwrap()), (3, "b:2".parse().unwrap())]),
             Note::Refused(3, "10.0.0.9:7".to_owned(), Refusal::new(Reason::Cluster, "of another program")),
+            Note::Spare(5),
         ] {
             assert_eq!(Note::decode(&note.encode()), Ok(note));
         }

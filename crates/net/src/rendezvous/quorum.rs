@@ -4,9 +4,21 @@
 //   waits until the group is re-formed. Workers are numbered again, without gaps, in the order of their positions
 //   in the cluster. Tests: `net/src/rendezvous/membership.rs`, `late_join_replies.rs`, `net/tests/it/elastic.rs`,
 //   `clusters/recovery/elastic.rs`, `simulation/tests/it/scenarios.rs`.
+// - **INV-100** A world has at most its maximum number of workers. Those that were in the world before take precedence
+//   over spares, and spares over processes that have just started. A leader that has just started does not begin a
+//   world of such processes alone if a spare knows of an earlier world, until the grace is over. Tests:
+//   `net/src/rendezvous/quorum.rs`, `membership.rs`, `state.rs`, `late_join_replies.rs`, `net/tests/it/spares.rs`,
+//   `simulation/tests/it/scenarios.rs`, `clusters/recovery/spares.rs`.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
+
+/// The time for which a leader whose first world is full waits for an expected worker in the place of a spare.
+const FIRST_GRACE: Duration = Duration::from_secs(5);
+
+/// The same time when the group re-forms. It is longer than the workers of a world need to notice that one is lost,
+/// unless that is a matter of heartbeats.
+const FULL_GRACE: Duration = Duration::from_millis(500);
 
 /// The number of workers that form a world, if it does not need all workers of the cluster.
 ///
@@ -15,15 +27,18 @@ use std::time::Duration;
 /// use std::time::Duration;
 ///
 /// let (second, minute) = (Duration::from_secs(1), Duration::from_secs(60));
-/// let quorum = Quorum { minimum: 2, expected: [0, 1, 3].into(), grace: minute };
-/// assert!(quorum.is_met(&[0, 1, 3].into(), Duration::ZERO));
-/// assert!(!quorum.is_met(&[0, 1, 2].into(), second), "another one is there, and worker 3 may connect yet");
-/// assert!(quorum.is_met(&[0, 2].into(), minute) && !quorum.is_met(&[0].into(), minute));
+/// let quorum = Quorum { minimum: 2, maximum: 4, expected: [0, 1, 3].into(), grace: minute };
+/// assert!(quorum.is_met(&[0, 1, 3].into(), Duration::ZERO, true));
+/// assert!(!quorum.is_met(&[0, 1, 2].into(), second, true), "another one is there, and worker 3 may connect yet");
+/// assert!(quorum.is_met(&[0, 2].into(), minute, true) && !quorum.is_met(&[0].into(), minute, true));
+/// assert!(quorum.is_met(&[0, 1, 2, 4].into(), second, true), "it is full, and worker 3 has not come");
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Quorum {
     /// The minimum number of workers. No world is formed with fewer workers, however long the leader waits.
     pub minimum: usize,
+    /// The maximum number of workers. Others that have connected are spares: they wait until a worker is lost.
+    pub maximum: usize,
     /// The positions in the cluster whose workers form a world as soon as all of them have connected.
     pub expected: BTreeSet<usize>,
     /// The time for which the leader waits for the expected workers after the minimum number is reached, measured from
@@ -34,12 +49,89 @@ pub struct Quorum {
 impl Quorum {
     /// Returns a quorum of all workers of a cluster, for a world of fixed size.
     pub fn all(workers: usize) -> Self {
-        Self { minimum: workers, expected: (0..workers).collect(), grace: Duration::MAX }
+        Self { minimum: workers, maximum: workers, expected: (0..workers).collect(), grace: Duration::MAX }
     }
 
     /// Returns whether the workers in `connected`, including the leader, form a world if no other worker has connected
-    /// for the time `idle`.
-    pub fn is_met(&self, connected: &BTreeSet<usize>, idle: Duration) -> bool {
-        connected.len() >= self.minimum && (self.expected.is_subset(connected) || idle >= self.grace)
+    /// for the time `idle`. `resumes` is `true` if one of them was in a world before. If more than the maximum have
+    /// connected, some of them form the world.
+    pub fn is_met(&self, connected: &BTreeSet<usize>, idle: Duration, resumes: bool) -> bool {
+        let full_grace = if resumes { FULL_GRACE } else { FIRST_GRACE };
+        let is_full = connected.len() >= self.maximum && idle >= full_grace.min(self.grace);
+        connected.len() >= self.minimum
+            && (self.expected.is_subset(connected) || idle >= self.grace || is_full)
+    }
+}
+
+/// The workers that the leader of a world knows when the group re-forms, as positions in the cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KnownWorkers {
+    /// The members of the world that are still there.
+    pub present: BTreeSet<usize>,
+    /// The members that are lost and may be replaced.
+    pub lost: BTreeSet<usize>,
+    /// The processes that wait for the next world.
+    pub waiting: BTreeSet<usize>,
+    /// Whether a waiting process was a member of another world that is at least as late.
+    pub supplanted: bool,
+}
+
+impl KnownWorkers {
+    /// Returns the positions to [expect](Quorum::expected) in the next world, which has at most `maximum` workers. If
+    /// there are enough waiting processes for all free places, no lost worker is expected.
+    pub fn expected(self, maximum: usize) -> BTreeSet<usize> {
+        let Self { present, lost, waiting, supplanted } = self;
+        let room = maximum.saturating_sub(present.len());
+        if !supplanted && waiting.len() >= room {
+            return present.into_iter().chain(waiting.into_iter().take(room)).collect();
+        }
+        present.into_iter().chain(lost).chain(waiting).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // INV-100
+    #[test]
+    fn a_spare_is_used_if_an_expected_worker_does_not_come() {
+        let minute = Duration::from_secs(60);
+        let quorum = Quorum { minimum: 3, maximum: 3, expected: [0, 1, 2].into(), grace: minute };
+        let met = |connected: &[usize], idle, resumes| {
+            quorum.is_met(&connected.iter().copied().collect(), idle, resumes)
+        };
+        for resumes in [false, true] {
+            assert!(met(&[0, 1, 2], Duration::ZERO, resumes) && met(&[0, 1, 2, 3], Duration::ZERO, resumes));
+            assert!(!met(&[0, 1, 3], Duration::ZERO, resumes) && !met(&[0, 3], minute, resumes));
+            let grace = if resumes { FULL_GRACE } else { FIRST_GRACE };
+            assert!(met(&[0, 1, 3], grace, resumes));
+            assert!(!met(&[0, 1, 3], grace - Duration::from_millis(1), resumes));
+        }
+    }
+
+    // INV-43, INV-100
+    #[test]
+    fn waiting_processes_replace_lost_workers_if_there_are_enough() {
+        let set = |positions: &[usize]| positions.iter().copied().collect::<BTreeSet<_>>();
+        for (present, lost, waiting, supplanted, maximum, expected) in [
+            // With a spare, and without one.
+            (&[0, 2][..], &[1][..], &[3][..], false, 3, &[0, 2, 3][..]),
+            (&[0, 2], &[1], &[], false, 3, &[0, 1, 2]),
+            (&[0, 2], &[1], &[3, 4], false, 3, &[0, 2, 3]),
+            (&[0], &[1, 2], &[3], false, 3, &[0, 1, 2, 3]),
+            // Nobody is lost: a link is broken.
+            (&[0, 1, 2], &[], &[3], false, 3, &[0, 1, 2]),
+            // The members of another world have the state.
+            (&[0, 1], &[], &[2], true, 2, &[0, 1, 2]),
+            // A world that grows and shrinks.
+            (&[0, 1], &[], &[3], false, 4, &[0, 1, 3]),
+            (&[0, 1], &[2], &[3], false, 4, &[0, 1, 2, 3]),
+            (&[0, 1], &[], &[2, 3], false, 4, &[0, 1, 2, 3]),
+        ] {
+            let known =
+                KnownWorkers { present: set(present), lost: set(lost), waiting: set(waiting), supplanted };
+            assert_eq!(known.clone().expected(maximum), set(expected), "{known:?}");
+        }
     }
 }

@@ -118,11 +118,6 @@ impl Reception {
         self
     }
 
-    /// Returns the hello with which guests are compared.
-    pub fn mine(&self) -> &Hello {
-        &self.mine
-    }
-
     /// Returns the hello with which guests are compared, so that it can be changed.
     pub fn mine_mut(&mut self) -> &mut Hello {
         &mut self.mine

@@ -1,10 +1,18 @@
 //! The times of further attempts to connect to a process that could not be reached, as pure values and functions.
 
-use crate::handshake::{Reason, Refusal};
+use super::state::Call;
+use crate::handshake::{Purpose, Reason, Refusal};
 use std::time::Duration;
 
 /// The wait before the second attempt. Each further wait is twice as long.
 const FIRST_WAIT: Duration = Duration::from_millis(10);
+
+/// The wait before each of the first attempts of a worker that re-forms a group, whose leader usually leaves the
+/// previous world within milliseconds.
+const SHORT_WAIT: Duration = Duration::from_millis(5);
+
+/// The number of these attempts.
+const SHORT_WAITS: u32 = 10;
 
 /// The longest wait between two attempts.
 const MAX_WAIT: Duration = Duration::from_millis(500);
@@ -21,6 +29,8 @@ const OFTEN: u32 = 19;
 #[derive(Clone, Debug)]
 pub struct Retries {
     wait: Duration,
+    /// The number of further short waits.
+    short: u32,
     last: Option<String>,
     /// The number of attempts that failed because the position was occupied.
     taken: u32,
@@ -29,24 +39,30 @@ pub struct Retries {
 impl Default for Retries {
     /// Creates the state before the first attempt.
     fn default() -> Self {
-        Self { wait: FIRST_WAIT, last: None, taken: 0 }
+        Self { wait: FIRST_WAIT, short: 0, last: None, taken: 0 }
     }
 }
 
 impl Retries {
+    /// Creates the state before the first attempt to make a call.
+    pub fn new(call: &Call) -> Self {
+        let joins = matches!(call.purpose, Purpose::Join { .. } | Purpose::Spare { .. });
+        let short = if joins && call.generation > 0 { SHORT_WAITS } else { 0 };
+        Self { short, last: call.before.clone(), ..Self::default() }
+    }
+
     /// Returns the reason for the latest failure; `None` if there was none.
     pub fn last(&self) -> Option<&str> {
         self.last.as_deref()
     }
 
-    /// Records the failure of an earlier link, before the first attempt.
-    pub fn note(&mut self, reason: String) {
-        self.last = Some(reason);
-    }
-
     /// Records a failed or closed connection. Returns the wait before the next attempt.
     pub fn broken(&mut self, reason: String) -> Duration {
         self.last = Some(reason);
+        if self.short > 0 {
+            self.short -= 1;
+            return SHORT_WAIT;
+        }
         let wait = self.wait;
         self.wait = (2 * wait).min(MAX_WAIT);
         wait
@@ -81,6 +97,27 @@ mod tests {
         let waits: Vec<_> = (0..8).map(|_| retries.broken("reset".to_owned()).as_millis()).collect();
         assert_eq!(waits, [10, 20, 40, 80, 160, 320, 500, 500]);
         assert_eq!(retries.last(), Some("reset"));
+    }
+
+    // INV-100
+    #[test]
+    fn a_group_that_re_forms_is_tried_often_at_first() {
+        let call = |generation, purpose| Call {
+            worker: 0,
+            address: "10.0.0.1:7".parse().unwrap(),
+            purpose,
+            generation,
+            before: Some("it has left".to_owned()),
+        };
+        let address = || "10.0.0.2:7".to_owned();
+        for purpose in [Purpose::Join { address: address() }, Purpose::Spare { address: address() }] {
+            let mut retries = Retries::new(&call(3, purpose.clone()));
+            assert_eq!(retries.last(), Some("it has left"));
+            let waits: Vec<_> = (0..16).map(|_| retries.broken("reset".to_owned()).as_millis()).collect();
+            assert!(waits[..10].iter().all(|wait| *wait == 5) && waits[10..] == [10, 20, 40, 80, 160, 320]);
+            assert_eq!(Retries::new(&call(0, purpose)).broken(String::new()), FIRST_WAIT);
+        }
+        assert_eq!(Retries::new(&call(3, Purpose::Link)).broken(String::new()), FIRST_WAIT);
     }
 
     // INV-83

@@ -3,9 +3,11 @@
 use super::attempt::CallContext;
 use super::dialer::{Dialer, Failed};
 use super::late_join_listener::{LateJoinListener, WaitingRoom};
+use super::late_join_replies::LateJoinReplies;
 use super::note::Note;
 use super::reception::{HANDSHAKE, MemberRefusal, Reception};
 use super::refusal_broadcast::RefusalBroadcast;
+use super::spare_links::SpareLinks;
 use super::state::{Call, NextStep, RendezvousState};
 use super::{JoinError, Missing, Progress};
 use crate::link::{Event, Link};
@@ -41,6 +43,8 @@ pub(super) struct RunningRendezvous {
     early: Vec<Event>,
     settings: Settings,
     progress: Box<dyn FnMut(&Progress) + Send>,
+    /// Whether a spare returns instead of waiting for a world that needs it.
+    returns_spare: bool,
 }
 
 /// The time since the last worker connected. Time in which this process was stopped is not included, because others may
@@ -84,13 +88,34 @@ impl RunningRendezvous {
     ) -> Self {
         let dialers = state.begin().map(Dialer::new).into_iter().collect();
         let (links, silences, early) = Default::default();
-        Self { world, state, reception, context, dialers, links, silences, early, settings, progress }
+        let returns_spare = false;
+        Self {
+            world,
+            state,
+            reception,
+            context,
+            dialers,
+            links,
+            silences,
+            early,
+            settings,
+            progress,
+            returns_spare,
+        }
+    }
+
+    /// Sets whether a spare returns instead of waiting for a world that needs it.
+    pub fn returns_spare(mut self, returns: bool) -> Self {
+        self.returns_spare = returns;
+        self
     }
 
     /// Continues until this worker has links to all others of its world, until `deadline` at the latest. Returns the
-    /// mesh, whose messages are delivered to `receiver`.
+    /// mesh, whose messages are delivered to `receiver`. While the leader of a world holds the connection to this
+    /// worker as its spare, the deadline is postponed.
     ///
     /// # Errors
+    /// - [`JoinError::Spare`]: this worker is a spare, and returns as one.
     /// - [`JoinError::Deadline`]: the deadline has passed. The leader first sends the list of missing workers to the
     ///   others.
     /// - Other errors, if the rendezvous can no longer succeed, for example because another process has rejected this
@@ -132,6 +157,12 @@ impl RunningRendezvous {
                 self.check_silences();
             }
             let workers = self.world.workers();
+            if let Some(generation) = self.state.held() {
+                if self.returns_spare {
+                    return Err(JoinError::Spare { generation });
+                }
+                (deadline, report) = (Deadline::after(deadline.timeout()), Deadline::after(REPORT));
+            }
             if report.has_passed() {
                 report = Deadline::after(REPORT);
                 let progress = self.so_far(waited.elapsed(), &missing);
@@ -299,16 +330,20 @@ impl RunningRendezvous {
     }
 
     fn into_mesh(self, receiver: Arc<dyn Receiver>) -> Result<Mesh, JoinError> {
-        if let Some(table) = self.state.table() {
-            self.broadcast(&table);
-        }
         let members = self.state.members().members();
+        let is_member = |link: &Link| members.contains(&link.peer());
+        let (links, spares): (Vec<_>, Vec<_>) = self.links.into_iter().partition(is_member);
+        if let Some(table) = self.state.table() {
+            for link in &links {
+                link.send(Frame::Data(Message::new("", table.encode())));
+            }
+        }
         // From here on, workers are identified by their ranks in the world.
         let number = |place: usize| members.iter().position(|member| *member == place);
         let me = number(self.world.worker()).unwrap_or_default();
         let world = World::with_count(members.len(), me, self.world.count())?;
         let renumbered = |link: Link| number(link.peer()).map(|worker| link.renumbered(worker));
-        let links = self.links.into_iter().filter_map(renumbered).collect();
+        let links = links.into_iter().filter_map(renumbered).collect();
         let early = self.early.into_iter().filter_map(|event| {
             Some(match event {
                 Event::Message(from, message) => Event::Message(number(from)?, message),
@@ -323,10 +358,13 @@ impl RunningRendezvous {
         let addresses = members.iter().filter_map(address).cloned().collect();
         let generation = self.state.members().generation();
         let waiting = Arc::<WaitingRoom>::default();
-        let late_join_listener =
-            LateJoinListener::new(self.reception, self.context.names, members.clone(), waiting.clone());
-        let early = early.collect();
         let settings = self.settings;
+        let (position, names) = (self.world.worker(), self.context.names);
+        let replies =
+            LateJoinReplies::new(position, names, members.clone(), generation).maximum(self.state.maximum());
+        let spares = SpareLinks::new(generation, settings, if position == 0 { spares } else { Vec::new() });
+        let late_join_listener = LateJoinListener::new(self.reception, replies, spares, waiting.clone());
+        let early = early.collect();
         let met = RendezvousResult {
             world,
             positions: members,

@@ -22,6 +22,10 @@ pub struct RendezvousState {
     located: bool,
     /// The progress that the leader has sent last.
     reported: Option<Progress>,
+    /// The generation of the last world that was complete without this worker, which is its spare; 0 if there was none.
+    spare_of: u64,
+    /// Whether the leader of that world holds the connection to this worker.
+    is_held: bool,
     /// The connections that the leader has rejected. They are kept if the leader disconnects.
     refused: Vec<String>,
 }
@@ -58,7 +62,19 @@ impl RendezvousState {
     /// `world.worker()`.
     pub fn new(world: World, members: Membership) -> Self {
         let quorum = Quorum::all(world.workers());
-        Self { world, members, quorum, located: world.is_chief(), reported: None, refused: Vec::new() }
+        let (reported, spare_of, is_held, refused) = Default::default();
+        Self { world, members, quorum, located: world.is_chief(), reported, spare_of, is_held, refused }
+    }
+
+    /// Sets the generation of the world of which this worker is a spare; 0 if it is none.
+    pub fn spare_of(mut self, generation: u64) -> Self {
+        self.spare_of = generation;
+        self
+    }
+
+    /// Returns the generation of the world of which this worker is a spare, if the world's leader holds the connection.
+    pub fn held(&self) -> Option<u64> {
+        self.is_held.then_some(self.spare_of)
     }
 
     /// Sets the number of workers that form a world. The default is all of them. Only the leader uses it.
@@ -93,8 +109,11 @@ impl RendezvousState {
 
     fn call_leader(&self, before: Option<String>) -> Option<Call> {
         let ([leader, .., _], false) = (self.members.addresses(), self.world.is_chief()) else { return None };
-        let purpose = Purpose::Join { address: self.members.address(self.world.worker()) };
-        let generation = self.members.before();
+        let address = self.members.address(self.world.worker());
+        let (purpose, generation) = match self.spare_of {
+            0 => (Purpose::Join { address }, self.members.before()),
+            generation => (Purpose::Spare { address }, generation),
+        };
         Some(Call { worker: 0, address: leader.clone(), purpose, generation, before })
     }
 
@@ -128,6 +147,7 @@ impl RendezvousState {
     ///
     /// # Errors
     /// - [`JoinError::OtherRefused`]: there will be no world, because the leader has rejected a worker.
+    /// - [`JoinError::Refused`]: the leader has rejected this worker, for example because the training has ended.
     /// - [`JoinError::Leader`]: the message of the leader is malformed, or lists workers that do not form a world with
     ///   this one.
     pub fn receive(&mut self, from: usize, body: &[u8]) -> Result<NextStep, JoinError> {
@@ -150,7 +170,7 @@ impl RendezvousState {
                     let problem = self.misfit(generation, &members);
                     return Err(self.wrong_leader(problem));
                 }
-                self.located = true;
+                (self.located, self.is_held) = (true, false);
                 let below = members.into_iter().filter(|(place, _)| (1..self.world.worker()).contains(place));
                 let call = |(worker, address)| Call {
                     worker,
@@ -160,6 +180,14 @@ impl RendezvousState {
                     before: None,
                 };
                 Ok(NextStep::Call(below.map(call).collect()))
+            }
+            Ok(Note::Spare(generation)) => {
+                (self.spare_of, self.is_held, self.reported) = (generation.max(1), true, None);
+                Ok(NextStep::Call(Vec::new()))
+            }
+            Ok(Note::Refused(worker, _, refusal)) if worker == self.world.worker() => {
+                let (task, address) = (self.members.task(0), self.members.address(0));
+                Err(JoinError::Refused { worker: 0, task, address, refusal })
             }
             Ok(Note::Refused(worker, address, refusal)) => Err(self.other_refused(worker, address, refusal)),
             Err(Malformed) => {
@@ -202,7 +230,7 @@ impl RendezvousState {
         if worker != 0 {
             return Ok(NextStep::Drop(worker, None));
         }
-        self.reported = None;
+        (self.reported, self.is_held) = (None, false);
         Ok(NextStep::Drop(0, self.call_leader(Some(reason))))
     }
 
@@ -233,16 +261,27 @@ impl RendezvousState {
     }
 
     /// Closes the world on the leader if the connected workers are a quorum and no worker has connected for the time
-    /// `idle`. From then on, no other worker is missing.
+    /// `idle`. From then on, no other worker is missing. If more have connected than the world may have, the others are
+    /// its spares.
     pub fn close_with_quorum(&mut self, idle: Duration) {
-        if self.world.is_chief() && self.quorum.is_met(&self.members.connected(), idle) {
-            self.members.close();
+        if self.members.awaits_members() && idle < self.quorum.grace {
+            // Members of an earlier world have the state.
+            return;
         }
+        let (connected, resumes) = (self.members.connected(), self.members.resumes());
+        if self.world.is_chief() && self.quorum.is_met(&connected, idle, resumes) {
+            self.members.close(self.quorum.maximum);
+        }
+    }
+
+    /// Returns the maximum number of workers of a world.
+    pub fn maximum(&self) -> usize {
+        self.quorum.maximum
     }
 
     /// Returns whether this worker has a link to every other one, given the missing workers.
     pub fn is_complete(&self, missing: &[Missing]) -> bool {
-        missing.is_empty() && self.located
+        missing.is_empty() && self.located && self.members.is_closed()
     }
 
     /// Returns the message that the leader sends to all others when the world is complete; `None` on any other worker.
@@ -297,6 +336,61 @@ mod tests {
         let mut leader = at(0);
         leader.decide(&hello).unwrap();
         assert_eq!(needs(&leader), [false, false, true, false], "another one has its number");
+    }
+
+    // INV-100
+    #[test]
+    fn a_spare_is_held_until_a_world_needs_it_or_the_training_has_ended() {
+        let addresses: Vec<Address> =
+            (0..4).map(|worker| format!("10.0.0.{worker}:7").parse().unwrap()).collect();
+        let members = Membership::new(3, Names::default(), addresses.clone());
+        let mut spare = RendezvousState::new(World::new(4, 3, 1).unwrap(), members);
+        assert!(matches!(spare.begin().unwrap().purpose, Purpose::Join { .. }));
+        spare.receive(0, &Note::Spare(2).encode()).unwrap();
+        assert_eq!((spare.held(), spare.is_located()), (Some(2), false));
+        // The leader has left to re-form the group, or is lost.
+        let NextStep::Drop(0, Some(call)) = spare.mark_lost(0, LEFT.to_owned()).unwrap() else { panic!() };
+        assert!(matches!(call.purpose, Purpose::Spare { .. }) && call.generation == 2);
+        assert_eq!(spare.held(), None);
+        spare.receive(0, &Note::Spare(3).encode()).unwrap();
+        assert_eq!(spare.held(), Some(3));
+        let ended = Refusal::new(Reason::Ended, "the training has ended");
+        let error = spare.clone().receive(0, &Note::Refused(3, String::new(), ended).encode()).unwrap_err();
+        assert!(matches!(&error, JoinError::Refused { refusal, .. } if refusal.reason == Reason::Ended));
+        let world = [0, 2, 3].map(|place| (place, addresses[place].clone()));
+        let then = spare.receive(0, &Note::Table(4, world.to_vec()).encode()).unwrap();
+        assert!(matches!(then, NextStep::Call(calls) if calls.len() == 1 && calls[0].worker == 2));
+        assert_eq!((spare.is_located(), spare.held()), (true, None));
+    }
+
+    // INV-100
+    #[test]
+    fn a_leader_that_has_just_started_waits_for_members_of_which_a_spare_knows() {
+        let addresses: Vec<Address> =
+            (0..3).map(|worker| format!("10.0.0.{worker}:7").parse().unwrap()).collect();
+        let grace = Duration::from_secs(30);
+        let quorum = Quorum { minimum: 2, maximum: 2, expected: [0, 1].into(), grace };
+        let members = Membership::new(0, Names::default(), addresses.clone());
+        let mut leader = RendezvousState::new(World::new(3, 0, 1).unwrap(), members).quorum(quorum);
+        let hello = |rank: usize, generation, purpose: fn(String) -> Purpose| {
+            let (job, purpose) = ("a".to_owned(), purpose(addresses[rank].to_string()));
+            Hello { job, generation, rank, workers: 3, replicas: 1, digest: [0; 32], purpose }
+        };
+        leader.decide(&hello(1, 6, |address| Purpose::Spare { address })).unwrap();
+        let mut late = leader.clone();
+        leader.close_with_quorum(Duration::ZERO);
+        assert_eq!(leader.members().members().len(), 3, "it is not closed");
+        leader.decide(&hello(2, 6, |address| Purpose::Join { address })).unwrap();
+        leader.close_with_quorum(Duration::ZERO);
+        assert_eq!((leader.members().members(), leader.members().generation()), (vec![0, 2], 7));
+        // All members are lost.
+        let mut all = late.clone();
+        late.close_with_quorum(grace);
+        assert_eq!(late.members().members(), [0, 1]);
+        all.decide(&hello(2, 0, |address| Purpose::Join { address })).unwrap();
+        assert!(!all.is_complete(&[]), "nobody is missing, and the members are not chosen yet");
+        all.close_with_quorum(Duration::ZERO);
+        assert_eq!((all.members().members(), all.is_complete(&[])), (vec![0, 1], true));
     }
 
     #[test]

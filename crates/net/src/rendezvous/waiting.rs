@@ -12,6 +12,8 @@ const GONE: Duration = Duration::from_secs(3);
 #[derive(Debug, Default)]
 pub struct WaitingProcesses {
     all: BTreeMap<usize, WaitingProcess>,
+    /// The positions of the spares, whose connections are held. They wait until a worker is lost.
+    spares: BTreeSet<usize>,
 }
 
 #[derive(Debug)]
@@ -32,14 +34,24 @@ impl WaitingProcesses {
         self.all.retain(|_, knock| now.saturating_sub(knock.at) < GONE);
     }
 
-    /// Returns the number of waiting processes.
+    /// Sets the positions of the spares.
+    pub fn set_spares(&mut self, spares: BTreeSet<usize>) {
+        self.spares = spares;
+    }
+
+    /// Returns the positions of the spares.
+    pub fn spares(&self) -> &BTreeSet<usize> {
+        &self.spares
+    }
+
+    /// Returns the number of processes for which the group re-forms: all waiting processes except the spares.
     pub fn count(&self) -> usize {
         self.all.len()
     }
 
-    /// Returns the positions of the waiting processes.
+    /// Returns the positions of the waiting processes, including the spares.
     pub fn positions(&self) -> BTreeSet<usize> {
-        self.all.keys().copied().collect()
+        self.all.keys().copied().chain(self.spares.iter().copied()).collect()
     }
 
     /// Returns whether another world has taken the place of the world of `generation`: a waiting process was a member
@@ -68,5 +80,17 @@ mod tests {
         assert!(!waiting_processes.supplant(1));
         waiting_processes.look(5 * second);
         assert_eq!(waiting_processes.count(), 0);
+    }
+
+    // INV-100
+    #[test]
+    fn spares_wait_without_re_forming_the_group() {
+        let mut waiting_processes = WaitingProcesses::default();
+        waiting_processes.set_spares([3, 4].into());
+        waiting_processes.record(1, 0, Duration::ZERO);
+        assert_eq!((waiting_processes.count(), waiting_processes.positions()), (1, [1, 3, 4].into()));
+        waiting_processes.set_spares([4].into());
+        assert_eq!(waiting_processes.positions(), [1, 4].into());
+        assert!(!waiting_processes.supplant(1));
     }
 }

@@ -183,8 +183,9 @@ fn a_large_body_is_read_to_where_it_stays() {
 }
 
 fn hello(random: &mut SplitMix) -> Hello {
-    let purpose = match random.below(3) {
+    let purpose = match random.below(4) {
         0 => Purpose::Link,
+        3 => Purpose::Spare { address: format!("10.0.0.{}:1", random.below(256)) },
         1 => Purpose::Join { address: format!("10.0.0.{}:1", random.below(256)) },
         _ => Purpose::Call { from: Job::Chief.task(0), to: Job::Ps.task(random.below(2)) },
     };

@@ -11,4 +11,5 @@ mod refusals;
 mod rendezvous;
 #[cfg(target_os = "linux")]
 mod shared_memory;
+mod spares;
 mod support;

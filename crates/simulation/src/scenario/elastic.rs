@@ -18,6 +18,7 @@ pub(super) fn disturb(scenario: Scenario, plan: &mut Plan, draw: &mut SplitMix) 
         least: 1 + draw.below(workers),
         grace: ms(of(draw, &[1_000, 3_000, 10_000])),
         away: ms(of(draw, &[2_000, 20_000, 60_000])),
+        spares: 0,
     };
     if let Some(course) = &mut plan.course {
         course.steps += 10;

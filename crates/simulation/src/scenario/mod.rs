@@ -1,7 +1,8 @@
 //! Scenarios: kinds of programs and faults, from which a seed creates a plan. `trainings` contains the scenarios with
-//! training runs, and `elastic` those whose worlds grow and shrink.
+//! training runs, `elastic` those whose worlds grow and shrink, and `spares` those with spares.
 
 mod elastic;
+mod spares;
 mod trainings;
 
 use crate::checks::Certain;
@@ -80,11 +81,16 @@ pub enum Scenario {
     CoordinatorLosses,
     /// Like `CoordinatorLosses`, but coordinators are also killed or started while another one is running.
     CoordinatorStorm,
+    /// Workers and spares of a training run are killed, and spares take the places of workers.
+    SparesKilled,
+    /// A training run with spares, in which workers and spares are killed, stopped or cut off, or fail silently, and
+    /// connections break.
+    SparesStorm,
 }
 
 impl Scenario {
     /// All scenarios.
-    pub const ALL: [Scenario; 29] = [
+    pub const ALL: [Scenario; 31] = [
         Scenario::Starts,
         Scenario::Twins,
         Scenario::Joining,
@@ -114,6 +120,8 @@ impl Scenario {
         Scenario::Coordinator,
         Scenario::CoordinatorLosses,
         Scenario::CoordinatorStorm,
+        Scenario::SparesKilled,
+        Scenario::SparesStorm,
     ];
 
     /// Simulates the plan that is derived from a seed. The history is only recorded if `kept` is `true`.
@@ -143,7 +151,9 @@ impl Scenario {
         let mut draw = self.draw(seed);
         let seed = draw.bits();
         let is_crowd = matches!(self, Scenario::Crowd | Scenario::TrainCrowd);
-        let workers = if is_crowd { 64 } else { 2 + draw.below(5) };
+        let has_spares = matches!(self, Scenario::SparesKilled | Scenario::SparesStorm);
+        let least = if has_spares { 3 } else { 2 };
+        let workers = if is_crowd { 64 } else { least + draw.below(5) };
         let script = Script {
             seed,
             workers,
@@ -316,6 +326,7 @@ impl Scenario {
             | Scenario::ElasticKilled
             | Scenario::ElasticLeader
             | Scenario::ElasticStorm => elastic::disturb(self, plan, draw),
+            Scenario::SparesKilled | Scenario::SparesStorm => spares::disturb(self, plan, draw),
             _ => trainings::disturb(self, plan, draw),
         }
     }

@@ -131,7 +131,8 @@ impl Simulation {
         for pid in 0..self.processes.len() {
             let Some((links, _, since)) = self.processes[pid].links() else { continue };
             more |= self.processes[pid].working().is_none();
-            for conn in links.keys().copied().collect::<Vec<_>>() {
+            let spares = self.processes[pid].spares();
+            for conn in links.keys().copied().chain(spares).collect::<Vec<_>>() {
                 let Some(silent) = self.silent_since(pid, conn) else { continue };
                 more = true;
                 if self.processes[pid].stopped.is_some() || now < silent.max(since) + SILENCE {

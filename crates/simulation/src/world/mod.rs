@@ -274,7 +274,9 @@ impl Simulation {
                 self.broken(format!("{name} has failed, and none of its own: {why}"));
             }
             let waits = |other: &Process| other.lives() && self.is_needed(other.name.pid);
-            if ending != Ending::Done && (!supplanted || self.processes.iter().any(waits)) {
+            if !matches!(ending, Ending::Done | Ending::Unused)
+                && (!supplanted || self.processes.iter().any(waits))
+            {
                 self.replace();
             }
             self.ended = now;
@@ -315,6 +317,11 @@ impl Simulation {
                 working.places()
             ));
         }
+        // INV-100
+        let most = self.surroundings.plan.most();
+        if working.places().len() > most {
+            wrong.push(format!("{} is in a world of {:?}, more than {most}", process.name, working.places()));
+        }
         // If all have failed and restart, they begin with generation 1 again.
         let same = |other: &&Process| {
             other.name.rank == process.name.rank
@@ -337,7 +344,8 @@ impl Simulation {
                 self.processes.iter().any(is)
             };
             let without = places.iter().find(|place| !working.places().contains(place) && lives(place));
-            if let Some(place) = without {
+            // In a full world there is no place for those that have just started.
+            if let Some(place) = without.filter(|_| working.places().len() < most) {
                 wrong.push(format!("{} has met without worker {place}, which waited", process.name));
             }
         }

@@ -34,6 +34,8 @@ fn finds(planted: Planted) -> Scenario {
         Planted::TornIgnored => Scenario::TrainHalves,
         Planted::RewindForgotten => Scenario::TrainKilled,
         Planted::LeastIgnored => Scenario::ElasticStarts,
+        Planted::MostIgnored => Scenario::SparesKilled,
+        Planted::SparesCounted => Scenario::SparesKilled,
         Planted::TableOfAll => Scenario::ElasticStarts,
         Planted::DealtAsBefore => Scenario::ElasticStarts,
         Planted::WaitingIgnored => Scenario::ElasticStarts,

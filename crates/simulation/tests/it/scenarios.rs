@@ -30,7 +30,7 @@ macro_rules! scenarios {
     };
 }
 
-// INV-2, INV-25, INV-31, INV-34, INV-42, INV-43, INV-60, INV-61
+// INV-2, INV-25, INV-31, INV-34, INV-42, INV-43, INV-60, INV-61, INV-100
 scenarios! {
     any_order_of_starts: Starts, 200, false;
     a_worker_that_is_started_twice: Twins, 200, false;
@@ -61,6 +61,8 @@ scenarios! {
     closures_that_fail: Coordinator, 200, true;
     workers_that_are_lost_to_a_coordinator: CoordinatorLosses, 200, true;
     coordinators_that_are_replaced: CoordinatorStorm, 200, true;
+    spares_that_take_places: SparesKilled, 200, true;
+    all_of_it_with_spares: SparesStorm, 200, true;
 }
 
 #[test]

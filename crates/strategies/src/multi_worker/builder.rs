@@ -49,6 +49,7 @@ pub struct MultiWorkerMirroredStrategyBuilder {
     compression: Compression,
     pub(super) local_steps: Option<LocalSteps>,
     min_workers: Option<usize>,
+    pub(super) spares: Option<usize>,
     shrink_after: Option<Duration>,
     tables: TableOptions,
     /// The parameter servers that store tables, for a group that was passed.
@@ -65,6 +66,7 @@ impl std::fmt::Debug for MultiWorkerMirroredStrategyBuilder {
             .field("compression", &self.compression)
             .field("local_steps", &self.local_steps)
             .field("min_workers", &self.min_workers)
+            .field("spares", &self.spares)
             .field("tables", &self.tables)
             .finish_non_exhaustive()
     }
@@ -318,7 +320,8 @@ impl MultiWorkerMirroredStrategyBuilder {
     }
 
     /// Waits until all workers have joined, and builds the strategy. While workers are missing, their names are
-    /// logged once a second.
+    /// logged once a second. On a [spare](Self::spares), returns a strategy that can create models, but runs no step
+    /// before its `Training`.
     ///
     /// # Errors
     /// - [`Error::Cluster`]: the cluster is malformed, or this process is not one of its workers but, for example, a
@@ -327,10 +330,11 @@ impl MultiWorkerMirroredStrategyBuilder {
     ///   over the network would be unprotected.
     /// - [`Error::Device`]: this build cannot use a device.
     /// - [`Error::InvalidArgument`]: there are no replicas, the numbers of devices and replicas differ, logical
-    ///   replicas are combined with one of them, or the cluster has fewer workers than the minimum; a group is combined
-    ///   with a cluster resolver, an option for connections, a minimum number of workers, or a different number of
-    ///   replicas; an option of [`CommunicationOptions`] is out of range; tables are stored on workers that may be
-    ///   missing; or [local steps](Self::local_steps) are out of range or do not combine with another setting.
+    ///   replicas are combined with one of them, or the cluster has fewer workers than the minimum, or fewer than two
+    ///   workers next to its spares; a group is combined with a cluster resolver, an option for connections, a minimum
+    ///   number of workers, spares, or a different number of replicas; an option of [`CommunicationOptions`] is out of
+    ///   range; tables are stored on workers that may be missing; or [local steps](Self::local_steps) are out of range
+    ///   or do not combine with another setting.
     /// - [`Error::Failed`]: the parameter servers that store tables cannot be reached.
     /// - [`Error::Worker`], [`Error::Collective`], [`Error::Server`]: a worker cannot offer its share of tables, cannot
     ///   reach the servers or the shares of the others, or does not build a strategy with the same tables.
@@ -367,8 +371,9 @@ impl MultiWorkerMirroredStrategyBuilder {
         self.tables.check(OPERATION)?;
         let check_drift_every = self.check_drift_every.unwrap_or(CHECK_DRIFT_EVERY);
         if let Some(group) = self.group {
-            if self.min_workers.is_some() {
-                let reason = "a group was passed, whose workers are already fixed: leave out min_workers";
+            if self.min_workers.is_some() || self.spares.is_some() {
+                let reason =
+                    "a group was passed, whose workers are already fixed: leave out min_workers and spares";
                 return Err(Error::invalid(OPERATION, reason));
             }
             let connects = self.job.is_some()
@@ -415,7 +420,7 @@ impl MultiWorkerMirroredStrategyBuilder {
             Some((cluster, task)) => cluster.world_with(task, count)?,
             None => World::with_count(1, 0, count).map_err(ClusterError::from)?,
         };
-        let elastic = Elastic::new(self.min_workers, self.shrink_after, world.workers())?;
+        let elastic = Elastic::new(self.min_workers, self.spares, self.shrink_after, world.workers())?;
         let servers = match &membership {
             Some((cluster, task)) if self.tables.hosts == TableHosts::Servers => {
                 let of = (cluster.clone(), task.clone());
@@ -424,8 +429,8 @@ impl MultiWorkerMirroredStrategyBuilder {
             _ => None,
         };
         if self.tables.hosts != TableHosts::Mirrored && elastic.min_workers < world.workers() {
-            let reason = "the workers share tables, so none of them may be missing: leave out min_workers and \
-                          DISTRIBUTE_MIN_WORKERS, or leave out tables";
+            let reason = "the workers share tables, so none of them may be missing: leave out min_workers, spares and \
+                          their environment variables (DISTRIBUTE_MIN_WORKERS, DISTRIBUTE_SPARES), or leave out tables";
             return Err(Error::invalid(OPERATION, reason));
         }
         let local_steps = local_steps::checked(
@@ -448,6 +453,7 @@ impl MultiWorkerMirroredStrategyBuilder {
                     job: self.job.unwrap_or_else(|| self.credentials.job_name()),
                     credentials: self.credentials,
                     min_workers: elastic.min_workers,
+                    max_workers: elastic.max_workers,
                     shrink_after: elastic.shrink_after,
                     task: task.clone(),
                     addresses,

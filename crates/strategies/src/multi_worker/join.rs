@@ -4,7 +4,7 @@ use super::table_options::TableOptions;
 use super::tables::ServiceSettings;
 use distribute_base::{Error, Result};
 use distribute_cluster::deadline::DEFAULT_TIMEOUT;
-use distribute_cluster::{Address, Deadline, Stopwatch, Task, World};
+use distribute_cluster::{Address, ClusterError, Deadline, Stopwatch, Task, World};
 use distribute_collective::group::Group;
 use distribute_log::info_or_stderr;
 use distribute_net::{Claim, Credentials, JoinError, Quorum, Rendezvous, SharedMemory};
@@ -19,8 +19,10 @@ const PATIENCE: Duration = Duration::from_secs(300);
 /// The settings with which this process joins its cluster.
 #[derive(Clone, Debug)]
 pub(super) struct JoinSettings {
-    /// The world that consists of all workers of the cluster.
+    /// The world that consists of all workers and spares of the cluster.
     pub all: World,
+    /// The maximum number of workers with which to train. The others of the cluster are spares.
+    pub max_workers: usize,
     /// The name of the job, which must be the same on all workers.
     pub job: String,
     /// The minimum number of workers with which to train.
@@ -40,7 +42,7 @@ pub(super) struct JoinSettings {
 
 impl JoinSettings {
     /// Waits until all workers have joined or, in an elastic training run, enough of them. Returns the group, in which
-    /// this process has its rank.
+    /// this process has its rank. If a group is complete without this process, returns the group of a spare.
     ///
     /// # Errors
     /// - [`Error::Join`]: a worker is missing after the timeout, or rejects this worker.
@@ -48,10 +50,18 @@ impl JoinSettings {
         // A worker that joins a running training waits for the end of a step or of an evaluation there.
         let usual = if self.elastic().is_some() { PATIENCE } else { DEFAULT_TIMEOUT };
         let (started, deadline) = (Stopwatch::start(), Deadline::after(self.timeout.unwrap_or(usual)));
-        let join = |rendezvous| Ok(Group::join(self.all, rendezvous)?.tasks(self.tasks.clone()));
-        let everybody = (0..self.all.workers()).collect();
+        let spare = self.world_of_spare()?;
+        let join = |rendezvous: Rendezvous| {
+            let group = match Group::join(self.all, rendezvous.returns_spare(true)) {
+                Err(JoinError::Spare { generation }) => Group::spare(self.all, spare, generation),
+                joined => joined?,
+            };
+            Ok(group.tasks(self.tasks.clone()))
+        };
+        let everybody = (0..self.max_workers).collect();
         let group = self.try_until(deadline, Claim::default(), &everybody, join)?;
         let what = match group.generation() {
+            _ if group.is_spare() => "is a spare, and prepares its model,".to_owned(),
             1 => self.replica_counts(&group, "joined"),
             generation => format!("joins a running training, as generation {generation},"),
         };
@@ -72,8 +82,14 @@ impl JoinSettings {
         leaving: &[usize],
         once_more: bool,
     ) -> Result<()> {
+        if group.is_spare() {
+            return self.wait_as_spare(group, patience);
+        }
         let (started, deadline) = (Stopwatch::start(), Deadline::after(patience));
-        let expected = group.expected(once_more && self.elastic().is_some(), leaving);
+        // With a fixed number, any process may take the place of a lost worker. Otherwise its own is waited for, once.
+        let is_fixed = self.min_workers == self.max_workers;
+        let present = is_fixed || (once_more && self.elastic().is_some());
+        let expected = group.expected(self.max_workers, present, leaving);
         let claim = if group.is_supplanted() { Claim::default() } else { Claim::after(group.generation()) };
         self.try_until(deadline, claim, &expected, |rendezvous| group.rejoin(rendezvous))?;
         let what = format!(
@@ -83,6 +99,40 @@ impl JoinSettings {
         );
         self.announce(group, &what, started.elapsed());
         Ok(())
+    }
+
+    /// Waits until the group re-forms with this spare. Waits as long as the leader of a world holds the connection, and
+    /// for at most `patience` while it cannot be reached.
+    ///
+    /// # Errors
+    /// - [`Error::Join`]: the training has ended, the first worker cannot be reached, or a worker rejects this one.
+    fn wait_as_spare(&self, group: &Group, patience: Duration) -> Result<()> {
+        let started = Stopwatch::start();
+        self.announce(group, "waits as a spare", started.elapsed());
+        let (mut claim, nobody) = (Claim::default(), BTreeSet::new());
+        loop {
+            let rendezvous = self.rendezvous(nobody.clone()).spare_of(group.generation());
+            match group.rejoin(rendezvous.timeout(patience)) {
+                Ok(()) => break,
+                // The group that needs this spare has lost another worker, or its leader has.
+                Err(error) => claim.failed(error)?,
+            }
+        }
+        let what = format!("a spare that takes part from now on, as generation {},", group.generation());
+        self.announce(group, &what, started.elapsed());
+        Ok(())
+    }
+
+    /// Returns the world in which a spare takes itself to be until it is in one. It is never that of the chief.
+    fn world_of_spare(&self) -> Result<World> {
+        let workers = self.max_workers;
+        Ok(World::with_count(workers, workers.saturating_sub(1), self.all.count())
+            .map_err(ClusterError::from)?)
+    }
+
+    /// Returns the number of spares of the cluster.
+    pub fn spares(&self) -> usize {
+        self.all.workers().saturating_sub(self.max_workers)
     }
 
     /// Returns the settings of the service with which this worker offers tables, at its own host.
@@ -96,9 +146,10 @@ impl JoinSettings {
         })
     }
 
-    /// Returns the range of permitted numbers of workers; `None` if the training run is not elastic.
+    /// Returns the range of permitted numbers of workers; `None` if the training run is not elastic. With spares it is,
+    /// even if the number is fixed: workers get other ranks, and none has a state that it alone can have.
     pub fn elastic(&self) -> Option<RangeInclusive<usize>> {
-        (self.min_workers < self.all.workers()).then(|| self.min_workers..=self.all.workers())
+        (self.min_workers < self.all.workers()).then_some(self.min_workers..=self.max_workers)
     }
 
     /// Repeats the rendezvous until one succeeds or the deadline has passed.
@@ -121,12 +172,15 @@ impl JoinSettings {
 
     fn rendezvous(&self, expected: BTreeSet<usize>) -> Rendezvous {
         let (minimum, tables, version) = (self.min_workers, self.tables, env!("CARGO_PKG_VERSION"));
-        let replicas = self.all.count();
+        let (replicas, maximum, spares) = (self.all.count(), self.max_workers, self.spares());
         let mut rendezvous = Rendezvous::new(self.all, self.addresses.clone())
             .tasks(self.tasks.clone())
             .job(self.job.clone())
-            .agree_on(format!("{version}, {minimum} at least, {tables:?}, {replicas:?}").as_bytes())
-            .quorum(Quorum { minimum, expected, grace: self.shrink_after })
+            .agree_on(
+                format!("{version}, {minimum} at least, {spares} spares, {tables:?}, {replicas:?}")
+                    .as_bytes(),
+            )
+            .quorum(Quorum { minimum, maximum, expected, grace: self.shrink_after })
             .credentials(self.credentials.clone())
             .shared_memory(self.shared_memory)
             .on_progress(|progress| info_or_stderr(|| tracing::info!("{progress}")));
@@ -137,7 +191,7 @@ impl JoinSettings {
     }
 
     fn replica_counts(&self, group: &Group, have: &str) -> String {
-        match (group.world().workers(), self.all.workers()) {
+        match (group.world().workers(), self.max_workers) {
             (there, all) if there == all => format!("all have {have}"),
             (there, all) => format!("{there} of {all} have {have}"),
         }

@@ -4,9 +4,10 @@
 //! |---|---|
 //! | `builder` | workers that are processes: their settings, and how they find each other |
 //! | `join` | the rendezvous, at the start and after a failure |
-//! | `elastic` | the minimum number of workers in elastic training |
+//! | `elastic` | the minimum number of workers in elastic training, and the number of spares |
 //! | `local_steps` | steps that each worker trains alone |
 //! | `logical` | logical replicas, which the workers share |
+//! | `spares` | processes that wait until a worker is lost |
 //! | `on_threads` | workers that are threads of one process |
 //! | `table_options`, `tables` | the location of tables; tables that the workers store together |
 
@@ -16,6 +17,7 @@ mod join;
 mod local_steps;
 mod logical;
 mod on_threads;
+mod spares;
 mod table_options;
 mod tables;
 
@@ -110,6 +112,9 @@ impl StrategyExtended for MultiWorker {
     }
     fn elastic(&self) -> Option<RangeInclusive<usize>> {
         self.joining.as_ref()?.elastic()
+    }
+    fn spares(&self) -> usize {
+        self.joining.as_ref().map_or(0, JoinSettings::spares)
     }
     fn rejoin(&self, patience: Duration, leaving: &[usize], once_more: bool) -> Option<Result<()>> {
         if self.tables.is_some() {

@@ -27,8 +27,13 @@ pub(super) fn can_continue(error: &Error, world: World, failures: &mut RecoveryL
 
 /// Returns `true` if an error means that the other workers had already finished when this worker tried to rejoin them.
 pub(super) fn have_others_finished(error: &Error) -> bool {
-    let Error::Join(error) = error else { return false };
-    matches!(&**error, JoinError::Refused { refusal, .. } if refusal.reason == Reason::Ended)
+    match error {
+        Error::Join(error) => {
+            matches!(&**error, JoinError::Refused { refusal, .. } if refusal.reason == Reason::Ended)
+        }
+        Error::UnusedSpare { .. } => true,
+        _ => false,
+    }
 }
 
 #[cfg(test)]

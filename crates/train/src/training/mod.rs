@@ -13,7 +13,7 @@ mod state_transfer;
 
 use distribute_base::internal::lock;
 use distribute_base::{Error, Result};
-use distribute_cluster::{Deadline, Fingerprint, Operation, Stopwatch};
+use distribute_cluster::{Deadline, Fault, Fingerprint, Operation, Stopwatch};
 use distribute_collective::recovery::{RecoveryLimit, Report};
 use distribute_core::{Checkpoint, Strategy};
 use distribute_log::info_or_stderr;
@@ -99,6 +99,8 @@ pub struct Training<'a> {
     patience: Duration,
     /// Whether this process has already taken part in the training run.
     begun: AtomicBool,
+    /// Whether this process was a spare, which has built its components at another time than the others.
+    spare: bool,
     /// The last generation in which this process agreed with the other workers on the position.
     agreed: AtomicU64,
     failures: Mutex<RecoveryLimit>,
@@ -109,10 +111,12 @@ impl<'a> Training<'a> {
     /// Use [`builder`](Self::builder) to change this time.
     ///
     /// All workers must make this call together. If training is already in progress, this process receives the state of
-    /// the other workers.
+    /// the other workers. A spare waits
+    /// in this call as long as it is not needed.
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`]: two components belong to different strategies with several workers.
+    /// - [`Error::UnusedSpare`]: the training has ended on all workers, and this process is a spare.
     /// - The errors of [`recover`](Self::recover).
     #[track_caller]
     pub fn new(parts: Checkpoint<'a>) -> Result<Self> {
@@ -243,6 +247,7 @@ impl<'a> Training<'a> {
     /// - `error` itself: a worker timed out a second time, with no update between the two timeouts.
     /// - `error` itself: the program connected the workers (with `on_threads`, or with
     ///   `MultiWorkerMirroredStrategyBuilder::group`), so only the program can connect them again.
+    /// - [`Error::UnusedSpare`]: the others have continued with a spare in the place of this process, and have ended.
     /// - [`Error::Join`]: a worker does not join within the [patience](TrainingBuilder::patience).
     /// - [`Error::Failed`] of the kind `RestoreNeeded`: no worker has a complete state, because a step makes several
     ///   updates and only some of them were applied.
@@ -266,8 +271,8 @@ impl<'a> Training<'a> {
                     tracing::warn!("the training stops after step {steps}: {lost}");
                 }
             });
-            match self.strategy.rejoin(deadline.remaining(), once_more) {
-                Some(met) => met?,
+            match self.strategy.rejoin(deadline.remaining(), &self.lost_workers(&lost), once_more) {
+                Some(met) => met.map_err(|error| self.without_spare(error, "Training::recover"))?,
                 None => return Err(lost),
             }
             match self.synchronize(deadline.remaining(), at) {
@@ -286,6 +291,28 @@ impl<'a> Training<'a> {
             tracing::info!("the training resumes after step {}, {seconds:.1} s later", self.strategy.steps())
         });
         Ok(())
+    }
+
+    /// Waits until a worker is lost, in whose place this spare takes part. Waits for at most the patience while the
+    /// first worker cannot be reached.
+    fn wait_as_spare(&self) -> Result<()> {
+        let met = self.strategy.rejoin(self.patience, &[], false).unwrap_or(Ok(()));
+        met.map_err(|error| self.without_spare(error, "Training::new"))
+    }
+
+    /// Returns the error of a process that the others do not need because the training has ended, if there are spares.
+    /// Returns other errors unchanged.
+    fn without_spare(&self, error: Error, operation: &'static str) -> Error {
+        let is_unused = self.strategy.extended().spares() > 0 && failures::have_others_finished(&error);
+        if is_unused { Error::UnusedSpare { operation } } else { error }
+    }
+
+    /// Returns the ranks of the workers that are lost according to an error. Another worker may have noticed the loss
+    /// before this one.
+    fn lost_workers(&self, error: &Error) -> Vec<usize> {
+        let world = self.strategy.world();
+        let blame = error.blame().filter(|blame| blame.fault == Fault::Lost);
+        blame.into_iter().flat_map(|blame| &blame.culprits).map(|replica| world.worker_of(*replica)).collect()
     }
 
     /// Returns `true` if only workers that have left after a notice caused the error.
@@ -319,6 +346,7 @@ impl<'a> Training<'a> {
                 let transfer = StateTransfer { strategy, parts, begun, session, patience, at };
                 let source = transfer.run(Report {
                     begun: was_begun,
+                    spare: self.spare && !was_begun,
                     agreed,
                     counters: self.strategy.counters(),
                     torn,
@@ -365,8 +393,12 @@ impl<'a> TrainingBuilder<'a> {
         let Self { parts, patience } = self;
         let strategy = parts.joint_strategy("Training::new")?;
         let (begun, agreed, failures) = Default::default();
-        let training = Training { strategy, parts, patience, begun, agreed, failures };
+        let spare = strategy.is_spare();
+        let training = Training { strategy, parts, patience, begun, spare, agreed, failures };
         training.strategy.set_survives(true);
+        if spare {
+            training.wait_as_spare()?;
+        }
         match training.synchronize(patience, Location::caller()) {
             Ok(()) => {}
             Err(error) => training.recover(error)?,

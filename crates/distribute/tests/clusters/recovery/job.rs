@@ -53,15 +53,24 @@ pub struct Job {
 impl Job {
     /// Creates a job without processes. It has its own folder for checkpoints.
     pub fn new(test: &'static str) -> Self {
+        Self::with_spares(test, 0)
+    }
+
+    /// Creates a job without processes, with this number of spares next to the workers.
+    pub fn with_spares(test: &'static str, spares: usize) -> Self {
+        let all = WORKERS + spares;
         let folder = tempfile::tempdir().unwrap();
         let port = Port::reserve();
-        let task =
-            |worker| Task { folder: Some(folder.path().into()), ..Task::new(worker, WORKERS, port.number()) };
+        let task = |worker| Task {
+            folder: Some(folder.path().into()),
+            spares,
+            ..Task::new(worker, all, port.number())
+        };
         let (say, said) = channel();
         Self {
             test,
-            tasks: (0..WORKERS).map(task).collect(),
-            processes: (0..WORKERS).map(|_| None).collect(),
+            tasks: (0..all).map(task).collect(),
+            processes: (0..all).map(|_| None).collect(),
             clock: Stopwatch::start(),
             say,
             said,
@@ -136,9 +145,9 @@ impl Job {
         self.tasks[worker].patience = patience;
     }
 
-    /// Starts all workers.
+    /// Starts all workers, and the spares.
     pub fn start_all(&mut self, stop_at: Option<(usize, Place)>) {
-        for worker in 0..WORKERS {
+        for worker in 0..self.tasks.len() {
             let place = stop_at.filter(|(stopped, _)| *stopped == worker).map(|(_, place)| place);
             self.start(worker, place);
         }

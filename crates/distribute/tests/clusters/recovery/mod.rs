@@ -18,5 +18,6 @@ mod other_programs;
 mod program;
 mod relay;
 mod runner;
+mod spares;
 mod threads;
 mod worker;

@@ -90,6 +90,8 @@ pub struct Task {
     /// The least number of workers with which it continues, if not all are needed. In that case no worker is missed
     /// before the test has ended.
     pub least: Option<usize>,
+    /// The number of spares.
+    pub spares: usize,
     /// The time that it waits for the others when it starts.
     pub patience: Duration,
     /// The name of its job, if it is not derived from the program.
@@ -112,6 +114,7 @@ impl Task {
             logical: None,
             shrink_after: Duration::from_secs(100),
             least: None,
+            spares: 0,
             patience: Duration::from_secs(60),
             job: None,
         }
@@ -134,6 +137,9 @@ impl Task {
         }
         if self.sockets {
             builder = builder.shared_memory(SharedMemory::Never);
+        }
+        if self.spares > 0 {
+            builder = builder.spares(self.spares);
         }
         if let Some(least) = self.least {
             builder = builder.min_workers(least).shrink_after(self.shrink_after);

@@ -132,6 +132,9 @@ fn container(
         ports.push(port_of("health", health.into()));
         env.push(variable("DISTRIBUTE_HEALTH", format!("0.0.0.0:{health}")));
     }
+    if job.layout.spares > 0 {
+        env.push(variable("DISTRIBUTE_SPARES", job.layout.spares.to_string()));
+    }
     let key = Yaml::Map(vec![
         ("name", Yaml::Text(format!("{}-secret", job.name()))),
         ("key", Yaml::text("secret")),

@@ -1,0 +1,104 @@
+//! The connections to spares, which the leader of a complete world holds.
+
+// - INV-3: a spare waits as long as the leader holds the connection, whose silence has a deadline on both sides.
+// - INV-28: there is at most one connection for each position in the cluster, and a spare that sends a message is
+//   disconnected.
+
+use super::note::Note;
+use crate::handshake::{Reason, Refusal};
+use crate::link::{Event, Link};
+use crate::stream::Stream;
+use crate::wire::{Decoder, Frame};
+use crate::{Message, Settings};
+use distribute_cluster::Deadline;
+use rustix::event::PollFd;
+use std::collections::BTreeSet;
+
+/// The spares of a world, each with its connection. A spare learns by a note that it is one, by heartbeats that the
+/// leader is running, by the end of the connection that the group re-forms, and by a note that the training has ended.
+#[derive(Debug)]
+pub(super) struct SpareLinks {
+    generation: u64,
+    settings: Settings,
+    all: Vec<SpareLink>,
+    beat: Deadline,
+}
+
+#[derive(Debug)]
+struct SpareLink {
+    link: Link,
+    silence: Deadline,
+    /// Whether the spare was notified of the end of the training.
+    is_dismissed: bool,
+}
+
+impl SpareLinks {
+    /// Creates the links to the spares of the world of this generation that have taken part in its rendezvous.
+    pub fn new(generation: u64, settings: Settings, links: Vec<Link>) -> Self {
+        let beat = Deadline::after(settings.heartbeat);
+        let mut spares = Self { generation, settings, all: Vec::new(), beat };
+        links.into_iter().for_each(|link| spares.hold(link));
+        spares
+    }
+
+    /// Adds a spare that was accepted.
+    pub fn add(&mut self, position: usize, stream: Stream) {
+        self.hold(Link::new(position, stream, Decoder::new(self.settings.limits)));
+    }
+
+    fn hold(&mut self, link: Link) {
+        send(&link, &Note::Spare(self.generation));
+        let silence = Deadline::after(self.settings.silence);
+        self.all.push(SpareLink { link, silence, is_dismissed: false });
+    }
+
+    /// Returns the positions of the spares in the cluster.
+    pub fn positions(&self) -> BTreeSet<usize> {
+        self.all.iter().map(|spare| spare.link.peer()).collect()
+    }
+
+    /// Returns the events for which to wait.
+    pub fn interests(&self) -> impl Iterator<Item = PollFd<'_>> {
+        self.all.iter().map(|spare| spare.link.interest())
+    }
+
+    /// Sends heartbeats that are due, and disconnects spares that are lost or silent. If `over` is `true`, notifies
+    /// each spare of the end of the training.
+    pub fn serve(&mut self, over: bool) {
+        self.beat.look();
+        let beats = self.beat.has_passed();
+        if beats {
+            self.beat = Deadline::after(self.settings.heartbeat);
+        }
+        let mut events = Vec::new();
+        for SpareLink { link, silence, is_dismissed } in &mut self.all {
+            if over && !std::mem::replace(is_dismissed, true) {
+                let text = "the training has ended on all workers, and no spare is needed";
+                let refusal = Refusal::new(Reason::Ended, text);
+                send(link, &Note::Refused(link.peer(), String::new(), refusal));
+            }
+            if beats {
+                link.send_heartbeat();
+            }
+            silence.look();
+            if link.take_received() {
+                *silence = Deadline::after(self.settings.silence);
+            } else if silence.has_passed() {
+                link.fail(format!("it has sent nothing for {} s", self.settings.silence.as_secs_f32()));
+            }
+            link.poll(&mut events);
+        }
+        for event in events {
+            let (position, reason) = match event {
+                Event::Message(position, _) => (position, "it has sent a message".to_owned()),
+                Event::Lost(position, reason) => (position, reason),
+            };
+            tracing::debug!(position, reason, "a spare is disconnected");
+            self.all.retain(|spare| spare.link.peer() != position);
+        }
+    }
+}
+
+fn send(link: &Link, note: &Note) {
+    link.send(Frame::Data(Message::new("", note.encode())));
+}

@@ -1,0 +1,37 @@
+//! Spares: processes of the cluster that wait until a worker is lost.
+
+use super::builder::MultiWorkerMirroredStrategyBuilder;
+
+impl MultiWorkerMirroredStrategyBuilder {
+    /// Sets the number of spares; 0 by default. The cluster lists workers and spares alike, so the number of workers
+    /// that train is that of the cluster minus this number.
+    ///
+    /// A process for which there is no place among the workers is a spare. It builds its model, optimizer and datasets,
+    /// and waits in `Training::new`. When a worker is lost, the spare takes part in its stead at once, with the state
+    /// of the others. A process that is started later in the place of the lost one is the next spare. If the training
+    /// ends without a spare, its `Training::new` returns [`Error::UnusedSpare`](distribute_base::Error::UnusedSpare).
+    /// Ranks of workers change when a spare takes part. The first worker of the cluster cannot be replaced by a spare,
+    /// because the others connect to its address.
+    ///
+    /// The program must use a `Training`. The state of each optimizer is on all workers: it cannot be sharded, and
+    /// tables and local steps are refused. The default can be set with the environment variable `DISTRIBUTE_SPARES`,
+    /// which
+    /// `distribute launch --spares` sets.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// # use distribute::cluster::{ClusterSpec, Job, resolver::SimpleClusterResolver};
+    /// let cluster: ClusterSpec = r#"{"worker": ["localhost:0"]}"#.parse()?;
+    /// let resolver = SimpleClusterResolver::new(cluster).with_task(Job::Worker.task(0));
+    /// let builder = MultiWorkerMirroredStrategy::builder().cluster_resolver(resolver);
+    /// let error = builder.spares(1).build().unwrap_err(); // no worker is left
+    /// assert!(error.to_string().contains("list all workers and spares in the cluster"));
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[doc(alias = "hot spare")]
+    #[doc(alias = "standby")]
+    pub fn spares(mut self, spares: usize) -> Self {
+        self.spares = Some(spares);
+        self
+    }
+}
