@@ -25,6 +25,14 @@ impl Elements {
             _ => EitherFloat::F64(Vec::new()),
         }
     }
+
+    /// Removes all elements, and frees their memory.
+    pub fn release(&mut self) {
+        match self {
+            EitherFloat::F32(elements) => *elements = Vec::new(),
+            EitherFloat::F64(elements) => *elements = Vec::new(),
+        }
+    }
 }
 
 /// Returns the dtype in which elements of `dtype` are summed: f32 for half precision, otherwise `dtype` itself.

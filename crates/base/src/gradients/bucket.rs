@@ -27,6 +27,9 @@ pub struct BucketPool {
     /// The ranges of each variable that each worker receives; `None` if each worker receives everything or an equal
     /// range of each pack.
     ranges: Option<Ranges>,
+    /// The layout of the large variables, which is used until the workers have agreed on one. `None` if there are no
+    /// large variables or no packs.
+    large: Option<Arc<Layout>>,
     /// The generation of the group, and the layout of packs on which its workers agreed in the last step.
     layout: Mutex<(u64, Option<Arc<Layout>>)>,
     /// The order in which the first replica of this process completed its gradients in the last step.
@@ -51,8 +54,9 @@ impl BucketPool {
         }
         numbers.extend(copies.map(|(number, copy)| (copy.as_tensor().id(), number)));
         let frozen = frozen.map(|variable| variable.as_tensor().id()).collect();
+        let large = packs.as_ref().and_then(|_| Layout::of_large(&sizes, ranges.as_ref())).map(Arc::new);
         let (idle, layout, order) = Default::default();
-        Arc::new(Self { numbers, frozen, sizes, idle, packs, ranges, layout, order })
+        Arc::new(Self { numbers, frozen, sizes, idle, packs, ranges, large, layout, order })
     }
 
     /// Returns the number of idle buckets of each replica.
@@ -69,7 +73,7 @@ impl BucketPool {
             *known = (generation, None);
             lock(&self.order).clear();
         }
-        let layout = known.1.clone();
+        let agreed = known.1.clone();
         drop(known);
         let idle = lock(&self.idle).get_mut(replica).and_then(Vec::pop);
         let mut memory = idle.unwrap_or_default();
@@ -81,12 +85,16 @@ impl BucketPool {
         if self.packs.is_some() {
             memory.ready.begin(self.sizes.len());
         }
-        let packs = self.packs.as_ref().zip(layout);
+        let is_agreed = agreed.is_some();
+        let packs = self.packs.as_ref().zip(agreed.or_else(|| self.large.clone()));
+        if let Some((_, layout)) = &packs {
+            memory.leave_to(layout);
+        }
         let packs = packs.map(|(coding, layout)| (PackWriter::new(layout, coding.buffers()), coding));
-        let overlap = early.zip(packs.as_ref());
+        let overlap = early.zip(packs.as_ref()).filter(|_| is_agreed);
         let overlap = overlap.map(|(early, (packs, coding))| packs.overlap_sender(early, replica, coding));
         let packs = packs.map(|(packs, _)| packs);
-        Bucket { pool: self.clone(), replica, memory, packs, overlap, on_device: Vec::new() }
+        Bucket { pool: self.clone(), replica, memory, packs, is_agreed, overlap, on_device: Vec::new() }
     }
 
     /// Returns the layout of packs for the gradients of the variables that are `dense`. The next buckets use the same
@@ -126,6 +134,18 @@ struct BucketMemory {
     /// The state of each variable's gradient.
     slots: Vec<Slot>,
     ready: ReadyTracker,
+    /// The digest of the layout whose variables have no elements here; 0 before there is a layout.
+    left_to: u64,
+}
+
+impl BucketMemory {
+    /// Frees the elements of the variables in a layout, whose gradients are written into packs from now on.
+    fn leave_to(&mut self, layout: &Layout) {
+        if std::mem::replace(&mut self.left_to, layout.digest()) != layout.digest() {
+            let all = self.elements.iter_mut().enumerate();
+            all.filter(|(number, _)| layout.has(*number)).for_each(|(_, elements)| elements.release());
+        }
+    }
 }
 
 /// The state of a variable's gradient in a bucket.
@@ -144,9 +164,11 @@ pub struct Bucket {
     pool: Arc<BucketPool>,
     replica: usize,
     memory: BucketMemory,
-    /// The packs for other workers, for the variables that had a dense gradient in the last step; `None` if gradients
-    /// are not written into packs, or not yet.
+    /// The packs for other workers, for the variables that had a dense gradient in the last step, or for large
+    /// variables in the first step; `None` if gradients are not written into packs, or not yet.
     packs: Option<PackWriter>,
+    /// Whether the workers have agreed on the layout of the packs.
+    is_agreed: bool,
     /// The sender of packs that are complete before the others.
     overlap: Option<OverlapSender>,
     /// The rows of tables on the replica's device, in the order in which they were added. Each item contains the
@@ -187,7 +209,8 @@ impl Bucket {
             *lock(&self.pool.order) = self.memory.ready.order();
         }
         let mut packs = self.packs.take()?;
-        let all = 0..self.memory.slots.len();
+        // The others do not receive packs of a layout that was not agreed, so these have no gaps to fill.
+        let all = if self.is_agreed { 0..self.memory.slots.len() } else { 0..0 };
         all.filter(|number| filled.binary_search(number).is_err()).for_each(|number| packs.clear(number));
         let overlap = self.overlap.take().filter(|_| !packs.was_reopened());
         let flat = packs.freeze();
@@ -443,7 +466,7 @@ mod tests {
             bucket.dense_mut::<f64>(0).unwrap().0.copy_from_slice(&[1., 2.]);
             bucket.into_gradients(found()).unwrap()
         };
-        // Nobody knows yet which those are.
+        // Nobody knows yet which variables have dense gradients.
         let first = step(&pool);
         assert!(matches!(&first[0], Some(ReplicaGradient::Dense(Dense::Bucket(_, 0)))), "{first:?}");
         assert!(matches!(&first[1..], [Some(ReplicaGradient::Dense(Dense::Host(_))), None]), "{first:?}");

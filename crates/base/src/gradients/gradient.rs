@@ -3,6 +3,7 @@
 use super::{Bucket, PackedGradients, RowValues, Rows};
 use crate::number::{Elements, Number, with_elements};
 use crate::transfer::{from_vec, to_device, to_host};
+use bytes::Bytes;
 use candle_core::{DType, Device, Result, Tensor, Var};
 use distribute_tensor::Wire;
 use std::ops::Range;
@@ -52,6 +53,14 @@ impl ReplicaGradient {
     pub fn packs(&self) -> Option<&Arc<PackedGradients>> {
         match self {
             Self::Dense(Dense::Packed { packs, .. }) => Some(packs),
+            _ => None,
+        }
+    }
+
+    /// Returns the pack that contains this gradient and no other variable, if there is one.
+    pub fn lone_pack(&self) -> Option<&Bytes> {
+        match self {
+            Self::Dense(Dense::Packed { packs, number, range: None }) => packs.lone(*number),
             _ => None,
         }
     }

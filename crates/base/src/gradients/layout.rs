@@ -19,6 +19,10 @@ const PACK: usize = 256 << 10;
 /// variables are large or have two dtypes.
 const MOST_PACKS: usize = 16;
 
+/// The size in bytes from which a variable has a pack of its own. Such a pack is the same in every layout, so that a
+/// gradient that was written before the workers have agreed on a layout is not copied.
+const LARGE: usize = 4 << 20;
+
 /// The packs, and the offset of each variable in its pack.
 #[derive(Debug, PartialEq)]
 pub struct Layout {
@@ -63,14 +67,13 @@ impl Layout {
         }
         let mut numbers: Vec<_> = (0..sizes.len()).filter(|number| dense[*number]).collect();
         numbers.sort_by_key(|number| turn[*number]);
-        let size = |number: usize| sizes[number].1 * sizes[number].0.size_in_bytes();
-        let whole = numbers.iter().map(|number| size(*number)).sum::<usize>();
-        let closed = PACK.max(whole.div_ceil(MOST_PACKS));
+        let size = |number: usize| bytes_of(sizes[number]);
+        let closed = closed_at(numbers.iter().map(|number| sizes[*number]));
         let mut all = Self { offsets: vec![None; sizes.len()], packs: Vec::new(), shards: None, digest: 0 };
         for number in numbers {
             let dtype = sizes[number].0;
             // A range of a pack with one variable is sent without a copy.
-            let alone = ranges.is_some() && size(number) >= closed;
+            let alone = size(number) >= if ranges.is_some() { closed } else { closed.max(LARGE) };
             let open = all.packs.iter().rposition(|pack| pack.dtype == dtype && pack.len < closed);
             let open = open.filter(|_| !alone);
             let index = open.unwrap_or_else(|| {
@@ -95,6 +98,13 @@ impl Layout {
         all
     }
 
+    /// Computes the layout of the variables that have a pack of their own in all layouts; `None` if there are none.
+    pub(super) fn of_large(sizes: &[(DType, usize)], ranges: Option<&Ranges>) -> Option<Self> {
+        let least = LARGE.max(closed_at(sizes.iter().copied()));
+        let large: Vec<_> = sizes.iter().map(|size| bytes_of(*size) >= least).collect();
+        large.contains(&true).then(|| Self::new(sizes, &large, &[], ranges))
+    }
+
     /// Returns `true` if the packs contain exactly the variables that are `dense`.
     pub(crate) fn is_of(&self, dense: &[bool]) -> bool {
         self.offsets.iter().map(Option::is_some).eq(dense.iter().copied())
@@ -112,6 +122,13 @@ impl Layout {
 
     pub(super) fn offset(&self, number: usize) -> Option<&PackOffset> {
         self.offsets.get(number)?.as_ref()
+    }
+
+    /// Returns the size of the pack of variable `number`, and its index, if the pack contains no other variable.
+    pub(super) fn lone(&self, number: usize) -> Option<(usize, usize)> {
+        let index = self.pack(number)?;
+        let pack = self.packs.get(index).filter(|pack| pack.variables == 1)?;
+        Some((pack.len, index))
     }
 
     /// Returns the shard of the packs that a worker receives; `None` if variables are not partitioned between workers.
@@ -142,6 +159,16 @@ impl Layout {
     pub fn digest(&self) -> u64 {
         self.digest
     }
+}
+
+/// Returns the size in bytes of a variable with a dtype and a number of elements.
+fn bytes_of((dtype, elements): (DType, usize)) -> usize {
+    elements * dtype.size_in_bytes()
+}
+
+/// Returns the size in bytes at which no more variables are added to a pack of variables of the given sizes.
+fn closed_at(sizes: impl Iterator<Item = (DType, usize)>) -> usize {
+    PACK.max(sizes.map(bytes_of).sum::<usize>().div_ceil(MOST_PACKS))
 }
 
 #[cfg(test)]
@@ -178,6 +205,25 @@ mod tests {
         // A large model has no more of them.
         let sizes = vec![(DType::F32, 1 << 20); 100];
         assert_eq!(Layout::new(&sizes, &[true; 100], &[], None).packs().len(), 15);
+    }
+
+    #[test]
+    fn a_large_variable_has_the_same_pack_in_every_layout() {
+        let sizes = [(DType::F32, 3), (DType::F32, LARGE), (DType::F32, 2), (DType::F64, LARGE / 8)];
+        let large = Layout::of_large(&sizes, None).unwrap();
+        assert_eq!([0, 1, 2, 3].map(|number| large.has(number)), [false, true, false, true]);
+        for order in [&[0, 1, 2, 3], &[3, 2, 1, 0]] {
+            let layout = Layout::new(&sizes, &[true; 4], order, None);
+            for number in [1, 3] {
+                let lone = layout.lone(number).map(|(len, _)| len);
+                assert_eq!(lone, Some(bytes_of(sizes[number])));
+                assert_eq!(lone, large.lone(number).map(|(len, _)| len));
+            }
+            assert_eq!((layout.lone(0), layout.lone(2)), (None, None));
+        }
+        assert!(Layout::of_large(&SIZES, None).is_none());
+        // Each of many is a small part of the model, and they share packs.
+        assert!(Layout::of_large(&[(DType::F32, LARGE / 4); 100], None).is_none());
     }
 
     #[test]

@@ -10,7 +10,8 @@
 //! Without other workers, a bucket has separate memory for each variable, which is allocated for the variable's first
 //! dense gradient. A table whose gradients are by row has no such memory. With other workers, gradients are stored in
 //! *packs*, flat vectors that are sent to those workers, if the variable had a dense gradient in the last step. This is
-//! not done if the gradients of this process's replicas are summed first.
+//! not done if the gradients of this process's replicas are summed first. A large variable has its own pack, and has it
+//! in the first step already, so that its gradient is never stored twice.
 //!
 //! | module | contents |
 //! |---|---|

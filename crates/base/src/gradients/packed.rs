@@ -21,14 +21,16 @@ pub struct PackWriter {
 
 #[derive(Debug)]
 enum PackState {
+    /// Without memory, because nothing has been written yet.
+    Empty,
     Open(Buffer),
     Closed(Bytes),
 }
 
 impl PackWriter {
-    /// Creates packs. Their initial contents are arbitrary.
+    /// Creates packs. A pack gets its memory when something is written into it; its initial contents are arbitrary.
     pub fn new(layout: Arc<Layout>, buffers: &Buffers) -> Self {
-        let packs = layout.packs().iter().map(|pack| PackState::Open(buffers.take(pack.len))).collect();
+        let packs = layout.packs().iter().map(|_| PackState::Empty).collect();
         Self { layout, buffers: buffers.clone(), packs, reopened: false }
     }
 
@@ -60,15 +62,21 @@ impl PackWriter {
     /// first, because other workers may already have read it.
     pub fn pack_mut(&mut self, pack: usize) -> Option<&mut [u8]> {
         let filled = self.packs.get_mut(pack)?;
-        if let PackState::Closed(bytes) = filled {
-            let mut copy = self.buffers.take(bytes.len());
-            copy.bytes_mut().copy_from_slice(bytes);
-            *filled = PackState::Open(copy);
-            self.reopened = true;
+        match filled {
+            PackState::Empty => {
+                *filled = PackState::Open(self.buffers.take(self.layout.packs().get(pack)?.len));
+            }
+            PackState::Closed(bytes) => {
+                let mut copy = self.buffers.take(bytes.len());
+                copy.bytes_mut().copy_from_slice(bytes);
+                *filled = PackState::Open(copy);
+                self.reopened = true;
+            }
+            PackState::Open(_) => {}
         }
         match filled {
             PackState::Open(buffer) => Some(buffer.bytes_mut()),
-            PackState::Closed(_) => None,
+            PackState::Empty | PackState::Closed(_) => None,
         }
     }
 
@@ -81,17 +89,28 @@ impl PackWriter {
         }
     }
 
-    /// Closes a complete pack and returns its bytes. Returns no bytes if there is no such pack.
+    /// Closes a complete pack and returns its bytes. Returns no bytes if there is no such pack, or if nothing was
+    /// written into it.
     pub(super) fn close(&mut self, pack: usize) -> Bytes {
         let Some(filled) = self.packs.get_mut(pack) else { return Bytes::new() };
-        *filled = PackState::Closed(match std::mem::replace(filled, PackState::Closed(Bytes::new())) {
+        let bytes = match std::mem::replace(filled, PackState::Empty) {
+            PackState::Empty => return Bytes::new(),
             PackState::Open(buffer) => buffer.freeze(),
             PackState::Closed(bytes) => bytes,
-        });
-        match filled {
-            PackState::Closed(bytes) => bytes.clone(),
-            PackState::Open(_) => Bytes::new(),
+        };
+        *filled = PackState::Closed(bytes.clone());
+        bytes
+    }
+
+    /// Uses the pack of another layout for variable `number`, without a copy, and closes it. Returns `false`, and
+    /// changes nothing, if the variable shares its pack with others in this layout or has another size.
+    pub fn adopt(&mut self, number: usize, pack: &Bytes) -> bool {
+        let Some((len, index)) = self.layout.lone(number) else { return false };
+        match self.packs.get_mut(index) {
+            Some(state) if len == pack.len() => *state = PackState::Closed(pack.clone()),
+            _ => return false,
         }
+        true
     }
 
     /// Returns `true` if a pack has been changed after it was closed.
@@ -157,6 +176,12 @@ impl PackedGradients {
         &self.packs
     }
 
+    /// Returns the pack of variable `number`, if it is complete and contains no other variable.
+    pub(super) fn lone(&self, number: usize) -> Option<&Bytes> {
+        let (len, index) = self.layout.lone(number).filter(|_| self.worker.is_none())?;
+        self.packs.get(index).filter(|pack| pack.len() == len)
+    }
+
     /// Returns those elements of a variable that these packs contain. Returns `None` if the dtype is different or the
     /// variable is not in a pack.
     pub(crate) fn dense<T: Number>(&self, number: usize) -> Option<&[T]> {
@@ -209,6 +234,27 @@ mod tests {
             assert_eq!(flat.dense::<f32>(4).unwrap(), [0.; 100]);
             assert!(flat.dense::<f32>(2).is_none() && flat.dense::<f32>(1).is_none());
         }
+    }
+
+    // INV-108
+    #[test]
+    fn a_large_gradient_is_not_copied_into_the_layout_that_is_agreed_later() {
+        let sizes = [(DType::F32, 3), (DType::F32, 1 << 20), (DType::F32, 2)];
+        let large = Arc::new(Layout::of_large(&sizes, None).unwrap());
+        let untouched = PackWriter::new(large.clone(), &buffers()).freeze();
+        assert!(untouched.packs()[0].is_empty() && untouched.lone(1).is_none());
+        let mut first = PackWriter::new(large, &buffers());
+        first.elements_mut::<f32>(1).unwrap().fill(3.);
+        let first = first.freeze();
+        let pack = first.lone(1).unwrap();
+
+        let agreed = Arc::new(Layout::new(&sizes, &[true; 3], &[2, 1, 0], None));
+        let mut packs = PackWriter::new(agreed, &buffers());
+        packs.elements_mut::<f32>(0).unwrap().fill(1.);
+        assert!(packs.adopt(1, pack) && !packs.adopt(0, pack));
+        let packs = packs.freeze();
+        assert_eq!(packs.dense::<f32>(1).unwrap().as_ptr(), first.dense::<f32>(1).unwrap().as_ptr());
+        assert_eq!((packs.dense::<f32>(0).unwrap(), packs.lone(0)), (&[1.; 3][..], None));
     }
 
     // INV-40

@@ -13,7 +13,8 @@ const MAX_IDLE: usize = 8;
 /// A pool of buffers. A buffer returns to the pool when its last reader drops it.
 #[derive(Clone, Debug)]
 pub struct Buffers {
-    transport: Arc<dyn Transport>,
+    /// The transport whose shared memory is used; `None` for memory of this process only.
+    transport: Option<Arc<dyn Transport>>,
     idle: Arc<IdleMemory>,
 }
 
@@ -46,13 +47,19 @@ struct PrivateMemory {
 impl Buffers {
     /// Creates a pool for the messages of this transport.
     pub fn new(transport: Arc<dyn Transport>) -> Self {
-        Self { transport, idle: Arc::default() }
+        Self { transport: Some(transport), idle: Arc::default() }
+    }
+
+    /// Returns a pool for memory of this process that is freed soon: no other process can read it, and none of it is
+    /// kept after this pool and its buffers have been dropped.
+    pub fn temporary() -> Self {
+        Self { transport: None, idle: Arc::default() }
     }
 
     /// Returns memory for `len` bytes, whose contents are arbitrary: zeros or earlier data. It is aligned for numbers
     /// of any type. Workers on this machine read it without a copy if the transport can share memory.
     pub fn take(&self, len: usize) -> Buffer {
-        if let Some(region) = self.transport.memory(len) {
+        if let Some(region) = self.transport.as_ref().and_then(|transport| transport.memory(len)) {
             return Buffer(Memory::Shared(region));
         }
         let words = self.idle.take(len.div_ceil(size_of::<u64>()));

@@ -8,6 +8,7 @@ mod between_graph;
 mod collective_models;
 mod coordinator;
 mod faults;
+mod memory;
 mod monitor;
 mod multi_worker;
 mod parameter_servers;

@@ -111,6 +111,7 @@ impl AsRef<[u8]> for Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
+        self.mapped.forget(self.offset, self.length);
         self.pair.return_loan(self.slot, self.loan);
     }
 }
@@ -169,6 +170,21 @@ mod tests {
         }
         (0..20).for_each(|_| arena.trim());
         assert_eq!(arena.segments(), 0);
+    }
+
+    #[test]
+    fn large_memory_is_found_again_after_it_has_left_the_resident_memory() {
+        let (mine, theirs) = pair();
+        let arena = Arc::new(Arena::default());
+        let (reference, body, _loans) = lent(&theirs, &arena, (64 << 20) + 5);
+        let mut imports = Imports::new(mine);
+        for _ in 0..2 {
+            let received = imports.resolve(&reference.encode(), u64::MAX).unwrap();
+            let other = imports.resolve(&reference.encode(), u64::MAX).unwrap();
+            assert!(received == body);
+            drop(received);
+            assert!(other == body);
+        }
     }
 
     // INV-32

@@ -19,6 +19,8 @@
 //! depends on the world.
 
 // - INV-7: sums over the replicas of a worker are not rounded. Test: `multi_worker/compression.rs`.
+// - INV-108: a gradient that is alone in its pack is not copied, and received ranges are freed before sums are
+//   exchanged, which are copied a few MiB at a time. Test: `clusters/memory.rs`.
 // - INV-35: enforced here. Tests: `optimizer/src/reduce/workers/tests.rs`,
 //   `collective/tests/it/conformance/mod.rs`.
 
@@ -43,6 +45,14 @@ use distribute_core::strategy::Wire;
 use distribute_tensor::kernel::fold_scaled;
 use std::borrow::Cow;
 use std::sync::Arc;
+
+/// The maximum number of bytes of sums that a worker sends at once. They are copied out of the messages, which are then
+/// freed, so that sums of any size need little memory besides their own.
+const SUMS_AT_ONCE: usize = 8 << 20;
+
+/// The size in bytes from which the memory for sums is not kept for the next step. At this size the system clears new
+/// memory in a small part of the time in which the sums are exchanged.
+const MAX_KEPT: usize = 32 << 20;
 
 /// The exchange of a step's gradients with the other workers.
 struct Exchange<'a, 'b> {
@@ -159,7 +169,9 @@ impl<'b> Exchange<'_, 'b> {
         let rounding = Rounding { summands: parameters.wire(), sum: Wire::Full };
         let all = Operands::new(parameters, &all, self.headers.len())?.rounded(rounding);
         let sums = reduce::reduce_to_gradients(&[], parameters, &all, self.threads)?;
-        Ok(vec![packed(layout, &sums, parameters, buffers)?])
+        // Each sum is freed as soon as it has been copied.
+        let sums = sums.into_iter().map(|sum| sum.map(Cow::Owned));
+        Ok(vec![copied(layout, sums, parameters, buffers)?])
     }
 
     /// Returns the weight of each set of packs. It is 1 if the packs of a worker already contain the weighted sum
@@ -193,8 +205,9 @@ impl<'b> Exchange<'_, 'b> {
             all.collect::<Vec<_>>()
         };
         let received: Vec<_> = received.map_err(failure("minimize"))?.into_iter().map(decode).collect();
+        drop(packs);
         if world.workers() > 2 {
-            let sum = self.sum(calling, layout, &received).map_err(failure("minimize"))?;
+            let sum = self.sum(calling, layout, received).map_err(failure("minimize"))?;
             return Ok(vec![(1., Arc::new(sum))]);
         }
         let mut all = Vec::with_capacity(mine.len() * world.workers());
@@ -261,7 +274,7 @@ impl<'b> Exchange<'_, 'b> {
         &self,
         calling: &mut GroupCall<'_>,
         layout: &Arc<Layout>,
-        received: &[Vec<Bytes>],
+        received: Vec<Vec<Bytes>>,
     ) -> Result<PackedGradients, Failure> {
         let world = calling.world();
         let weights = self.weights(world);
@@ -293,13 +306,32 @@ impl<'b> Exchange<'_, 'b> {
                 _ => fold::<f64>(&all, &weights, place),
             }
         }
-        let all = calling.all_gather_sized("its sums", mine.freeze(), size)?;
-        let mut whole = PackWriter::new(layout.clone(), calling.buffers());
-        for (worker, mut all) in all.into_iter().enumerate() {
-            for (index, pack) in layout.packs().iter().enumerate() {
-                let sum = sums.decode(pack.dtype, all.split_to(sent(worker, pack)));
-                if let Some(bytes) = whole.pack_mut(index) {
-                    bytes[part(worker, pack)].copy_from_slice(&sum);
+        drop(received);
+        let mine = mine.freeze();
+        let bytes: usize = layout.packs().iter().map(|pack| pack.len).sum();
+        let kept = (bytes < MAX_KEPT).then(|| calling.buffers().clone());
+        let mut whole = PackWriter::new(layout.clone(), &kept.unwrap_or_else(Buffers::temporary));
+        let rounds = (0..world.workers()).map(size).max().unwrap_or(0).div_ceil(SUMS_AT_ONCE).max(1);
+        for start in (0..rounds).map(|round| round * SUMS_AT_ONCE) {
+            let range = |len: usize| start.min(len)..(start + SUMS_AT_ONCE).min(len);
+            let expected = |worker| range(size(worker)).len();
+            let all = calling.all_gather_sized("its sums", mine.slice(range(mine.len())), expected)?;
+            for (worker, mut all) in all.into_iter().enumerate() {
+                // The sums of all packs follow each other, and these bytes begin at `start`.
+                let mut skipped = start;
+                for (index, pack) in layout.packs().iter().enumerate() {
+                    let (len, part) = (sent(worker, pack), part(worker, pack));
+                    let from = skipped.min(len);
+                    skipped -= from;
+                    let sum = all.split_to((len - from).min(all.len()));
+                    if sum.is_empty() {
+                        continue;
+                    }
+                    let sum = sums.decode(pack.dtype, sum);
+                    if let Some(bytes) = whole.pack_mut(index) {
+                        let from = part.start + from * (part.len() / len);
+                        bytes[from..from + sum.len()].copy_from_slice(&sum);
+                    }
                 }
             }
         }
@@ -371,7 +403,7 @@ fn fold<F: Number>(all: &[&Bytes], weights: &[f64], into: &mut [u8]) {
 }
 
 /// Returns the dense gradients of one replica in packs. If layers have written them into packs, returns these packs;
-/// otherwise copies the gradients.
+/// otherwise [copies](copied) the gradients.
 fn packed(
     layout: &Arc<Layout>,
     gradients: &[Option<ReplicaGradient>],
@@ -388,12 +420,29 @@ fn packed(
     {
         return Ok(first);
     }
+    let gradients = gradients.iter().map(|gradient| gradient.as_ref().map(Cow::Borrowed));
+    copied(layout, gradients, parameters, buffers)
+}
+
+/// Copies gradients into packs, except those that are alone in a pack, which is used itself.
+fn copied<'g>(
+    layout: &Arc<Layout>,
+    gradients: impl Iterator<Item = Option<Cow<'g, ReplicaGradient>>>,
+    parameters: &Parameters,
+    buffers: &Buffers,
+) -> Result<Arc<PackedGradients>> {
     let mut packs = PackWriter::new(layout.clone(), buffers);
-    for (number, (gradient, (_, variable))) in gradients.iter().zip(&parameters.variables).enumerate() {
-        match (gradient, variable.dtype()) {
-            (None, _) => packs.clear(number),
-            (Some(gradient), DType::F32) => copy::<f32>(gradient, number, &mut packs)?,
-            (Some(gradient), _) => copy::<f64>(gradient, number, &mut packs)?,
+    for (number, (gradient, (_, variable))) in gradients.zip(&parameters.variables).enumerate() {
+        let Some(gradient) = gradient else {
+            packs.clear(number);
+            continue;
+        };
+        if gradient.lone_pack().is_some_and(|pack| packs.adopt(number, pack)) {
+            continue;
+        }
+        match variable.dtype() {
+            DType::F32 => copy::<f32>(&gradient, number, &mut packs)?,
+            _ => copy::<f64>(&gradient, number, &mut packs)?,
         }
     }
     Ok(Arc::new(packs.freeze()))
