@@ -22,7 +22,7 @@ mod tables;
 
 use candle_core::Tensor;
 use clap::{Parser, ValueEnum};
-use data::Packages;
+use data::{Batch, Packages};
 use distribute::data::AutoShardPolicy;
 use distribute::nn::loss;
 use distribute::optimizer::{Adagrad, rules};
@@ -48,6 +48,9 @@ pub struct Options {
     /// The location of the tables of embeddings, with --strategy multi-worker
     #[arg(long, value_enum, default_value = "mirrored")]
     tables: tables::Tables,
+    /// Request the rows of the next batch while a step ends, with --tables workers or servers
+    #[arg(long)]
+    prefetch: bool,
     /// The features that predict the section
     #[arg(long, value_enum, default_value = "words")]
     model: Kind,
@@ -185,7 +188,9 @@ fn train(
     for epoch in 0..by_hand {
         // Each epoch has its own order and its own sample of neighbours.
         let batches = packages.batches(&packages.training, BATCH, options.seed.wrapping_add(epoch))?;
-        for batch in &strategy.distribute_dataset(batches)? {
+        let first = &model.models().values()[0];
+        let prefetch = |batch: &Batch| if options.prefetch { first.prefetch(batch) } else { Ok(()) };
+        for batch in strategy.distribute_dataset(batches)?.iter().look_ahead(prefetch) {
             let losses = strategy.run((&model, batch?), |ctx, (model, batch)| {
                 let loss = loss::cross_entropy(&model.forward(&batch)?, &batch.sections)?;
                 optimizer.minimize(ctx, loss, batch.sections.dim(0)?)

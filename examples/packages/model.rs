@@ -4,7 +4,9 @@ use crate::Kind;
 use crate::data::{Batch, Packages};
 use candle_core::{D, Module, Result, Tensor};
 use candle_nn::{Activation, Init, VarBuilder};
-use distribute::nn::{BagMode, Embedding, EmbeddingBag, Linear, embedding_bag_init, embedding_init, linear};
+use distribute::nn::{
+    BagMode, Embedding, EmbeddingBag, Linear, embedding_bag_init, embedding_init, linear, prefetch_rows,
+};
 
 /// A model that returns logits of the sections.
 pub struct Model {
@@ -40,6 +42,18 @@ impl Model {
         let parts: Vec<_> = words.into_iter().chain(graph).collect();
         let all = if let [one] = parts.as_slice() { one.clone() } else { Tensor::cat(&parts, 1)? };
         self.output.forward(&all)
+    }
+
+    /// Announces the ids of the next batch, whose rows are then fetched while a step ends.
+    pub fn prefetch(&self, batch: &Batch) -> Result<()> {
+        if let Some(words) = &self.words {
+            prefetch_rows(&[(words, &batch.words)])?;
+        }
+        if let Some(graph) = &self.graph {
+            let Sage { itself, around, .. } = graph;
+            prefetch_rows(&[(itself, &batch.first), (around, &batch.first), (around, &batch.second)])?;
+        }
+        Ok(())
     }
 }
 

@@ -44,7 +44,7 @@ pub use context::{
 };
 pub use end::end_main;
 pub use init::init;
-pub use input::{DistributedDataset, DistributedIterator, InputOptions, InputReplicationMode};
+pub use input::{DistributedDataset, DistributedIterator, InputOptions, InputReplicationMode, LookAhead};
 pub use ops::{Contained, Destinations};
 pub use replicated::Replicated;
 pub use strategy::{

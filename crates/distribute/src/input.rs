@@ -14,3 +14,5 @@ pub use distribute_core::InputOptions;
 #[doc(alias = "tf.distribute.InputReplicationMode")]
 #[doc(inline)]
 pub use distribute_core::InputReplicationMode;
+#[doc(inline)]
+pub use distribute_core::LookAhead;

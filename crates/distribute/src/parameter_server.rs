@@ -32,6 +32,8 @@ pub use distribute_ps_tables::MinSizePartitioner;
 #[doc(inline)]
 pub use distribute_ps_tables::Partitioner;
 #[doc(inline)]
+pub use distribute_ps_tables::PrefetchUsage;
+#[doc(inline)]
 pub use distribute_ps_tables::{
     DynamicOptions, DynamicState, Eviction, Initializer, PartitionStrategy, PartitionerSpec, Placed,
     Placement, PlacementPolicy, PlacementSnapshot, Usage, partition, shard_name,

@@ -1,6 +1,6 @@
 //! A report in Prometheus' text format.
 
-use crate::{Report, RowCache, StepTimes};
+use crate::{Prefetch, Report, RowCache, StepTimes};
 use std::fmt::{self, Write};
 
 /// The content type of the response to a scrape.
@@ -119,6 +119,11 @@ pub fn exposition(report: &Report) -> String {
         out.one("distribute_row_cache_max_age", "gauge", help, max_age as f64);
         out.one("distribute_row_cache_rows", "gauge", "Rows that are cached now.", rows as f64);
     }
+    if let Some(Prefetch { prefetched, late }) = report.prefetch {
+        let rows = [([("requested", "early")], prefetched as f64), ([("requested", "late")], late as f64)];
+        let help = "Rows that this process has looked up, by whether they were requested before their step.";
+        out.each("distribute_prefetch_rows_total", "counter", help, rows);
+    }
     out.0
 }
 
@@ -209,6 +214,8 @@ mod tests {
             "distribute_row_cache_saved_bytes_total 960",
             "distribute_row_cache_max_age 4",
             "distribute_row_cache_rows 25",
+            "distribute_prefetch_rows_total{requested=\"early\"} 60",
+            "distribute_prefetch_rows_total{requested=\"late\"} 20",
         ] {
             assert!(text.lines().any(|it| it == line), "{line}\nis not in\n{text}");
         }

@@ -39,6 +39,9 @@ pub struct Report {
     /// The use of the caches of rows of this process, if it has read rows through them.
     #[serde(default)]
     pub row_cache: Option<RowCache>,
+    /// The use of prefetched rows in this process, if it prefetches rows.
+    #[serde(default)]
+    pub prefetch: Option<Prefetch>,
     /// The samples of the job, oldest first.
     pub history: Vec<Sample>,
 }
@@ -250,6 +253,24 @@ impl RowCache {
     }
 }
 
+/// The use of rows of tables that a process requests before the step that looks them up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Prefetch {
+    /// The number of looked up rows that were requested before their step.
+    pub prefetched: u64,
+    /// The number of looked up rows that were requested when they were looked up.
+    pub late: u64,
+}
+
+impl Prefetch {
+    /// Returns the share of rows that were requested before their step, between 0 and 1. It is 0 if no row was looked
+    /// up.
+    pub fn share(&self) -> f64 {
+        let all = self.prefetched as f64 + self.late as f64;
+        if all > 0. { self.prefetched as f64 / all } else { 0. }
+    }
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
@@ -315,6 +336,7 @@ pub(crate) mod tests {
             }),
             servers: vec![server("ps 0"), server("ps 1")],
             row_cache: Some(RowCache { hits: 30, misses: 70, saved_bytes: 960, max_age: 4, rows: 25 }),
+            prefetch: Some(Prefetch { prefetched: 60, late: 20 }),
             history: vec![Sample {
                 seconds: 60.,
                 steps: 120,

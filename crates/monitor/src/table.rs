@@ -120,6 +120,11 @@ pub fn table(report: &Report) -> Vec<String> {
             plural((cache.hits + cache.misses) as usize, "row"),
         ));
     }
+    if let Some(rows) = &report.prefetch {
+        let (share, all) = (100. * rows.share(), plural((rows.prefetched + rows.late) as usize, "row"));
+        lines.push(String::new());
+        lines.push(format!("prefetched rows: {share:.0} % of {all} requested before their step"));
+    }
     lines.into_iter().map(|line| plain(&line).into_owned()).collect()
 }
 
@@ -204,6 +209,7 @@ mod tests {
             "away: the connection was lost",
             "ps 1    2       1000  32000  77         70           14",
             "cache of rows: 25 rows cached; 30 % of 100 rows read from it, 0.0 MiB not fetched, at most 4 steps old",
+            "prefetched rows: 75 % of 80 rows requested before their step",
         ] {
             assert!(text.contains(part), "{part:?} is not in\n{text}");
         }

@@ -161,7 +161,7 @@ pub use scatter::scatter_add;
 #[doc(alias = "tf.keras.Sequential")]
 pub use sequential::Sequential;
 pub use sequential::seq;
-pub use together::{RowLayer, look_up_together};
+pub use together::{RowLayer, look_up_together, prefetch_rows};
 #[doc(alias = "tf.image.resize")]
 pub use upsample::upsample_bilinear2d;
 #[doc(alias = "interpolate1d")]

@@ -1,4 +1,4 @@
-//! Lookups of several tables, whose rows are fetched with one message to each server.
+//! Lookups of several tables, whose rows are fetched with one message to each server, perhaps before their step.
 
 use candle_core::{Module, Result, Tensor};
 use distribute_core::internal::{RowSource, to_candle_error};
@@ -76,4 +76,54 @@ pub fn look_up_together(lookups: &[(&dyn RowLayer, &Tensor)]) -> Result<Vec<Tens
         (lookup.finish)(lookup.rows, fetched)
     };
     lookups.into_iter().map(finish).collect()
+}
+
+/// Announces the ids that the next step will look up, so that their rows are fetched while this step ends.
+///
+/// Workers that store tables together, or on servers in lock step, request the rows as soon as the gradients of this
+/// step are in the tables. The rows arrive while each worker updates its copies of the other weights, takes a batch and
+/// waits for the others. So rows have the values that the lookup would fetch, and results are bit-identical. The next
+/// step fetches rows as usual that it looks up without an announcement; and so do all steps after a step that changes
+/// no weights, or after a run between this step and the next.
+///
+/// Call this before the optimizer's step, outside or inside `run`, with the ids of any number of layers and replicas.
+/// [`DistributedIterator::look_ahead`](distribute_core::DistributedIterator::look_ahead) makes the call for each batch.
+/// With other strategies, and tables of which each worker has a copy, this call only checks the ids.
+///
+/// ```
+/// # use distribute::prelude::*;
+/// use distribute::strategy::{Links, TableHosts};
+/// use distribute::{data::Dataset, nn};
+/// use candle_core::{Device, Module, Tensor};
+///
+/// let builder = MultiWorkerMirroredStrategy::builder().tables(TableHosts::Workers);
+/// let usage = builder.on_threads(Links::Tcp, 2, |strategy| {
+///     let model = strategy.replicate(|vb| nn::embedding(100_000, 8, vb))?;
+///     let optimizer = Sgd::new(&model.variables, 0.1)?;
+///     let ids = Dataset::range(60).map(|id: i64| id * id).batch(10);
+///     let batches = strategy.distribute_dataset(ids)?;
+///     let words = &model.models().values()[0];
+///     let tensor = |ids: &HostTensor| ids.to_candle(&Device::Cpu);
+///     let early = |ids: &HostTensor| distribute::Ok(nn::prefetch_rows(&[(words, &tensor(ids)?)])?);
+///     for ids in batches.iter().look_ahead(early) {
+///         strategy.run((&model, ids?), |ctx, (words, ids)| {
+///             let rows = words.forward(&tensor(&ids)?)?;
+///             optimizer.minimize(ctx, rows.sqr()?.mean_all()?, ids.dims()[0])
+///         })?;
+///     }
+///     Ok(strategy.extended().parameter_servers().map(|tables| tables.prefetch_usage()))
+/// })?;
+/// let usage = usage[0].unwrap();
+/// assert_eq!((usage.prefetched, usage.late), (25, 5)); // half of six batches, the first of which is not prefetched
+/// # Ok::<(), distribute::Error>(())
+/// ```
+///
+/// # Errors
+/// Returns the first error of a layer for its ids.
+pub fn prefetch_rows(lookups: &[(&dyn RowLayer, &Tensor)]) -> Result<()> {
+    for (layer, ids) in lookups {
+        let lookup = layer.lookup(ids)?;
+        lookup.source.into_iter().for_each(|source| source.prefetch(&lookup.rows));
+    }
+    Ok(())
 }

@@ -11,6 +11,7 @@ use distribute_ps_tables::{
     TableInfo, UniqueIds,
 };
 use distribute_tensor::{DType, HostTensor};
+use std::borrow::Cow;
 use std::cmp::Reverse;
 
 /// The maximum number of ids in a request that lists the rows to keep.
@@ -74,38 +75,43 @@ impl Dynamic {
     /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): the rows on a server have a different
     ///   shape or dtype.
     pub fn read_unique(&self, operation: &'static str, ids: &[i64]) -> Result<UniqueRows> {
-        self.row_read(operation, ids)?.send(operation)
+        self.row_read(operation, ids).send(operation)
     }
 
     /// Prepares a read of the rows of `ids`, without sending it. Each row is read once, even if its id is repeated.
-    pub fn row_read(&self, operation: &'static str, ids: &[i64]) -> Result<RowRead<'_>> {
+    pub fn row_read(&self, operation: &'static str, ids: &[i64]) -> RowRead<'_> {
+        Self::row_read_of(Cow::Borrowed(self), operation, ids)
+    }
+
+    /// Acts like [`row_read`](Self::row_read), for a variable that the read may own.
+    pub(crate) fn row_read_of<'a>(of: Cow<'a, Self>, operation: &'static str, ids: &[i64]) -> RowRead<'a> {
         let unique = UniqueIds::new(ids);
-        let split = self.partition.split(unique.ids());
+        let split = of.partition.split(unique.ids());
         let asked: Vec<usize> = (0..split.shards()).filter(|shard| !split.of(*shard).is_empty()).collect();
         let ask = |shard: &usize| {
             let ids = split.of(*shard).to_vec();
-            self.request_to(*shard, ids.len(), |table| Request::ReadRows { table, rows: ids })
+            of.request_to(*shard, ids.len(), |table| Request::ReadRows { table, rows: ids })
         };
-        let requests = asked.iter().map(ask).collect();
-        Ok(RowRead::new(self.tables.channels(), requests, move |answers| {
+        let (channels, requests) = (of.tables.channels().clone(), asked.iter().map(ask).collect());
+        RowRead::new(&channels, requests, move |answers| {
             let mut parts = Vec::with_capacity(asked.len());
             let mut places = vec![0; unique.ids().len()];
             let mut next = 0;
             for (shard, answer) in asked.iter().zip(answers) {
                 match answer {
                     Response::Rows(rows) => {
-                        parts.push(self.validate(operation, *shard, split.of(*shard).len(), rows)?)
+                        parts.push(of.validate(operation, *shard, split.of(*shard).len(), rows)?)
                     }
-                    other => return Err(self.unexpected(operation, *shard, &other)),
+                    other => return Err(of.unexpected(operation, *shard, &other)),
                 }
                 for position in split.positions(*shard) {
                     places[*position] = next;
                     next += 1;
                 }
             }
-            let none = || Ok(HostTensor::zeros(self.tables.dtype(), self.rows_shape(0))?);
+            let none = || Ok(HostTensor::zeros(of.tables.dtype(), of.rows_shape(0))?);
             Ok(UniqueRows { rows: sharded::joined(parts, none)?, places: unique.spread(&places, 1) })
-        }))
+        })
     }
 
     /// Returns the requests that apply a gradient to the rows of `ids`, which must not contain duplicates.

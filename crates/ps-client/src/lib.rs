@@ -28,6 +28,7 @@
 //! | `shutdown` | stopping servers after training |
 //! | `row_cache` | rows that this process has read, and the bound of their age |
 //! | `row_format` | the form in which the values of tables are stored |
+//! | `prefetched`, `prefetch` | rows of one variable, and of all, that are requested before the step that looks them up |
 //! | `cache` | the values that candle computes with, and the requests that refresh them |
 //! | `session` | decides when values are fetched: between steps, never while a step computes |
 //! | `push` | sends gradients, and fetches values after them, even if a server has lost its update rules |
@@ -45,6 +46,8 @@ mod layout;
 mod local_cluster;
 mod lock_step;
 mod place;
+mod prefetch;
+mod prefetched;
 mod push;
 mod row_cache;
 mod row_format;
@@ -75,8 +78,8 @@ use distribute_base::internal::lock;
 use distribute_base::{Error, Result};
 use distribute_cluster::World;
 use distribute_ps_tables::{
-    Channel, PartitionStrategy, Partitioner, Placement, PlacementPolicy, Request, Response, RowPartition,
-    Usage,
+    Channel, PartitionStrategy, Partitioner, Placement, PlacementPolicy, PrefetchUsage, Request, Response,
+    RowPartition, Usage,
 };
 use distribute_tensor::{DType, Wire};
 use std::collections::HashSet;
@@ -250,6 +253,13 @@ impl ParameterServers {
         let caches: Vec<_> = lock(&self.row_caches).iter().filter_map(Weak::upgrade).collect();
         let dropped = *lock(&self.dropped_caches);
         caches.iter().map(|cache| cache.usage()).fold(dropped, RowCacheUsage::and)
+    }
+
+    /// Returns how many of the rows that this process has looked up in runs were
+    /// [prefetched](https://docs.rs/distribute/latest/distribute/nn/fn.prefetch_rows.html). Only tables are counted
+    /// whose rows are prefetched.
+    pub fn prefetch_usage(&self) -> PrefetchUsage {
+        self.session.prefetch_usage()
     }
 
     /// Closes the connections to all servers.

@@ -154,11 +154,16 @@ impl Session {
             self.set_rules(operation, rules)?;
             Ok(InFlightPush::start(&self.channels, gradients))
         };
+        self.discard_prefetched();
         let agreed = agree(push().and_then(|pushed| pushed.wait(operation).map(drop)));
         // Also after an error: some rows may have changed.
         self.clock.advance();
         agreed?;
-        self.record_fetch(fetch_all(operation, &self.caches()));
+        let caches = self.caches();
+        let fetch = Fetch::start(&caches);
+        // Rows are for the next step; the values are complete when this step returns.
+        self.request_rows(operation);
+        self.record_fetch(fetch.map_or(Ok(()), |fetch| fetch.finish(operation)));
         Ok(())
     }
 

@@ -10,7 +10,7 @@ use distribute_tensor::{DType, HostTensor, codec};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// The settings of the cache of rows that each process keeps for each table on servers or on other workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -139,6 +139,21 @@ pub(crate) struct CacheLookup {
     epoch: u64,
 }
 
+/// The rows of a cache that a lookup would find now. Other threads wait until this view is dropped.
+pub(crate) struct FreshRows<'a> {
+    cached: MutexGuard<'a, CachedRows>,
+    /// The earliest time at which they were requested.
+    oldest: u64,
+}
+
+impl FreshRows<'_> {
+    /// Returns `true` if a lookup would find the row of an id.
+    pub(crate) fn has(&self, id: i64) -> bool {
+        let at = self.cached.index.get(&id);
+        at.is_some_and(|at| self.cached.entries[*at].fetched >= self.oldest)
+    }
+}
+
 impl RowCache {
     /// Creates a cache for rows of `row_bytes` bytes; `None` if not a single row fits.
     pub(crate) fn new(options: RowCacheOptions, row_bytes: usize, clock: Arc<StepClock>) -> Option<Self> {
@@ -189,6 +204,11 @@ impl RowCache {
         cached.usage.misses += missing.len() as u64;
         cached.usage.saved_bytes += (hits * self.sent_bytes) as u64;
         CacheLookup { places, missing, found, now, epoch }
+    }
+
+    /// Returns a view of the rows that the next lookup would find.
+    pub(crate) fn lookups(&self) -> FreshRows<'_> {
+        FreshRows { cached: lock(&self.rows), oldest: self.clock.now().saturating_sub(self.staleness) }
     }
 
     /// Inserts fetched rows, which are in the order of [`CacheLookup::missing`]. Returns the cached rows of the lookup,

@@ -7,10 +7,10 @@
 //   continues with its values. Tests: `ps-client/src/session/tests.rs`, `parameter_servers/fetched.rs`,
 //   `parameter_servers/faults.rs`, `parameter_servers/variables.rs`.
 
-use super::Channels;
 use super::cache::{HostCache, fetch_all};
 use super::lock_step::LockStep;
 use super::row_cache::StepClock;
+use super::{Channels, RemoteVariable};
 use distribute_base::internal::lock;
 use distribute_base::{Error, Result};
 use std::collections::VecDeque;
@@ -41,6 +41,8 @@ pub struct Session {
     written: Condvar,
     /// The number of steps whose gradients this process has sent.
     pub(crate) clock: Arc<StepClock>,
+    /// The variables whose rows this process prefetches.
+    pub(crate) prefetching: Mutex<Vec<Weak<RemoteVariable>>>,
 }
 
 #[derive(Default)]
@@ -82,6 +84,7 @@ impl Session {
             state,
             written,
             clock: Arc::default(),
+            prefetching: Mutex::default(),
         }
     }
 
@@ -302,7 +305,14 @@ impl RunningStep<'_> {
 
 impl Drop for RunningStep<'_> {
     fn drop(&mut self) {
-        lock(&self.0.state).running -= 1;
+        let is_last = {
+            let mut state = lock(&self.0.state);
+            state.running -= 1;
+            state.running == 0
+        };
+        if is_last {
+            self.0.end_prefetching();
+        }
     }
 }
 

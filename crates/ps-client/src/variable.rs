@@ -1,5 +1,6 @@
 //! A variable on parameter servers, together with the state that this process keeps for it.
 
+use super::prefetched::PrefetchedRows;
 use super::row_cache::RowCache;
 use super::sharded::{RowRead, UniqueRows};
 use super::{Dynamic, HostCache, Sharded};
@@ -7,8 +8,9 @@ use candle_core::Var;
 use distribute_base::internal::lock;
 use distribute_base::{Error, Result};
 use distribute_optim::RuleSpec;
-use distribute_ps_tables::UniqueIds;
+use distribute_ps_tables::{PrefetchRequest, UniqueIds};
 use distribute_tensor::HostTensor;
+use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -20,6 +22,8 @@ pub struct RemoteVariable {
     pub(crate) rule: Mutex<Option<RuleSpec>>,
     /// The rows that this process has read; `None` if they are not cached.
     row_cache: Option<Arc<RowCache>>,
+    /// The rows that this process has requested before the step that looks them up.
+    pub(crate) prefetched: PrefetchedRows,
     /// Whether a restore of the values has begun and not succeeded.
     incomplete: AtomicBool,
 }
@@ -69,8 +73,8 @@ impl RemoteVariable {
     }
 
     fn with_addressing(addressing: RowAddressing) -> Self {
-        let (rule, row_cache, incomplete) = Default::default();
-        Self { addressing, rule, row_cache, incomplete }
+        let (rule, row_cache, prefetched, incomplete) = Default::default();
+        Self { addressing, rule, row_cache, prefetched, incomplete }
     }
 
     /// Calls `restore`, which sets all values. Until a restore succeeds, the variable is
@@ -95,8 +99,9 @@ impl RemoteVariable {
         Self { row_cache: cache, ..self }
     }
 
-    /// Removes all cached rows, because the variable is written outside the steps of an optimizer.
+    /// Removes all cached and prefetched rows, because the variable is written outside the steps of an optimizer.
     pub fn invalidate_rows(&self) {
+        self.prefetched.discard();
         self.row_cache.iter().for_each(|cache| cache.invalidate());
     }
 
@@ -175,23 +180,75 @@ impl RemoteVariable {
     }
 
     /// Prepares a read of the rows of `ids`, without sending it. Each row is read once, even if its id is repeated. If
-    /// `is_cached` is `true`, rows that are cached are not read.
+    /// `is_running` is `true`, a run is in progress, and rows that are cached or prefetched are not read.
     ///
     /// # Errors
     /// - [`Error::Params`]: an id is out of range.
     /// - [`Error::InvalidArgument`]: the variable is a scalar.
-    pub fn row_read(&self, operation: &'static str, ids: &[i64], is_cached: bool) -> Result<RowRead<'_>> {
-        let read = |ids: &[i64]| match &self.addressing {
-            RowAddressing::Numbered(tables, _) => tables.row_read(operation, ids),
-            RowAddressing::Ids(rows, _) => rows.row_read(operation, ids),
-        };
-        let Some(cache) = self.row_cache.as_ref().filter(|_| is_cached) else { return read(ids) };
+    pub fn row_read(&self, operation: &'static str, ids: &[i64], is_running: bool) -> Result<RowRead<'_>> {
+        let cache = self.row_cache.as_ref();
+        if !is_running || (cache.is_none() && !self.prefetched.is_used()) {
+            return self.read_of_tables(operation, ids);
+        }
         let unique = UniqueIds::new(ids);
+        let Some(cache) = cache else {
+            let read = self.read_or_prefetched(operation, unique.ids())?;
+            return Ok(read.then(move |UniqueRows { rows, places }| {
+                Ok(UniqueRows { rows, places: unique.spread(&places, 1) })
+            }));
+        };
         let lookup = cache.look_up(unique.ids());
-        Ok(read(&lookup.missing)?.then(move |fetched| {
+        Ok(self.read_or_prefetched(operation, &lookup.missing)?.then(move |fetched| {
             let rows = cache.insert(&lookup, &fetched.in_order()?)?;
             Ok(UniqueRows { rows, places: unique.spread(&lookup.places, 1) })
         }))
+    }
+
+    /// Prepares a read of the rows of distinct ids that have not been prefetched.
+    fn read_or_prefetched(&self, operation: &'static str, ids: &[i64]) -> Result<RowRead<'_>> {
+        let Some(found) = self.prefetched.look_up(ids) else { return self.read_of_tables(operation, ids) };
+        let late = match found.late() {
+            [] => None,
+            late => Some(self.read_of_tables(operation, late)?),
+        };
+        let ids = ids.to_vec();
+        let join = move |late| match found.join(operation, late)? {
+            Some(rows) => Ok(rows),
+            // They could not be fetched. This read returns the reason, if there still is one.
+            None => self.read_of_tables(operation, &ids)?.send(operation),
+        };
+        Ok(match late {
+            Some(read) => read.then(move |late| join(Some(late))),
+            None => RowRead::new(self.tables().channels(), Vec::new(), move |_| join(None)),
+        })
+    }
+
+    /// Prepares a read of the rows of `ids` from the tables.
+    fn read_of_tables(&self, operation: &'static str, ids: &[i64]) -> Result<RowRead<'_>> {
+        match &self.addressing {
+            RowAddressing::Numbered(tables, _) => tables.row_read(operation, ids),
+            RowAddressing::Ids(rows, _) => Ok(rows.row_read(operation, ids)),
+        }
+    }
+
+    /// Returns the rows to request after a change of the tables. Cached rows are not requested.
+    pub(crate) fn prefetch_request(&self) -> PrefetchRequest {
+        let cache = self.row_cache.as_ref().map(|cache| cache.lookups());
+        self.prefetched.end_change(|id| cache.as_ref().is_some_and(|cache| cache.has(id)))
+    }
+
+    /// Prepares a read of the rows of `ids` from the tables, which is independent of this variable.
+    ///
+    /// # Errors
+    /// - [`Error::Params`]: an id is out of range.
+    /// - [`Error::InvalidArgument`]: the variable is a scalar.
+    pub(crate) fn detached_read(&self, operation: &'static str, ids: &[i64]) -> Result<RowRead<'static>> {
+        match &self.addressing {
+            RowAddressing::Numbered(tables, _) => {
+                Sharded::row_read_of(Cow::Owned(tables.clone()), operation, ids)
+            }
+            RowAddressing::Ids(rows, _) => Ok(Dynamic::row_read_of(Cow::Owned(rows.clone()), operation, ids)),
+        }
     }
 
     /// Reads the rows with the given ids, in the same order.

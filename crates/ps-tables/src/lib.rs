@@ -60,6 +60,7 @@
 //! | `service` | [`Request`], [`Response`]; [`Tables`]: all tables of a server; [`Channel`]: a connection |
 //! | `layout` | [`Layout`]: the servers of a training; [`decide_layout`]: the decision whether it can be resumed |
 //! | `push_window` | [`PushWindows`]: the detection of repeated pushes |
+//! | `prefetch` | [`Prefetch`]: the rows that a client requests before the step that looks them up |
 //! | `closures` | [`ClosureChanges`]: the changes made for closures, which may be retried |
 //! | `error` | [`Error`] |
 
@@ -74,6 +75,7 @@ mod layout;
 mod partition;
 mod partitioner;
 mod placement;
+mod prefetch;
 mod push_window;
 mod service;
 mod steps;
@@ -100,6 +102,7 @@ pub use partitioner::MinSizePartitioner;
 pub use partitioner::Partitioner;
 pub use partitioner::{PartitionerSpec, partition};
 pub use placement::{Placed, Placement, PlacementPolicy, PlacementSnapshot, shard_name, variable_of};
+pub use prefetch::{Prefetch, PrefetchLookup, PrefetchRequest, PrefetchUsage};
 pub use push_window::{Admission, ClientPushes, PushWindows};
 pub use service::{
     ChangedRows, Channel, ChannelError, Contents, Copies, ImageContents, LAYOUT_TABLE, LocalChannel,

@@ -1,6 +1,10 @@
 //! [`DistributedIterator`]: one pass, step by step.
 
+// - **INV-103** A step is in a recorded position when it has been yielded, whenever it was taken. Tests:
+//   `computing/input/look_ahead.rs`.
+
 use super::device_placement::DevicePlacement;
+use super::look_ahead::LookAhead;
 use super::passes::Passes;
 use super::plan::CurrentPlan;
 use crate::context::require_outside_of_run;
@@ -56,6 +60,25 @@ enum Pass<T> {
     Ended,
 }
 
+/// The result of taking a step.
+pub(super) enum Taken<T> {
+    Step(PerReplica<T>),
+    /// The pass has ended instead of taking the step.
+    End,
+    /// The pass had ended before.
+    Nothing,
+}
+
+impl<T> Taken<T> {
+    /// Returns the batches of the step, if there is one.
+    pub(super) fn batches(self) -> Option<PerReplica<T>> {
+        match self {
+            Taken::Step(batches) => Some(batches),
+            Taken::End | Taken::Nothing => None,
+        }
+    }
+}
+
 impl<T: Nest> DistributedIterator<T> {
     /// Starts the next pass on this worker. If that fails, the first step of the pass returns the error.
     pub(super) fn new(
@@ -87,29 +110,98 @@ impl<T: Nest> DistributedIterator<T> {
         self.position.clone()
     }
 
+    /// Returns an iterator that takes each step before it yields the previous one, and calls `look` for each local
+    /// replica's batch as soon as it is taken. So a program can prepare the next step while it computes this one; for
+    /// example, [`nn::prefetch_rows`] makes the rows of the next batch arrive in time.
+    ///
+    /// The steps, the positions that the dataset records, and a resumed pass are the same as without this call: a step
+    /// that was taken and not yielded is taken again. With several workers, call this on all of them or on none.
+    ///
+    /// # Errors
+    /// The iterator returns the errors of this one, after the steps that were taken before. An error of `look` is
+    /// returned in place of the step with the batch, and ends the pass.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// # use distribute::data::Dataset;
+    /// let strategy = MirroredStrategy::cpus(1)?;
+    /// let batches = strategy.distribute_dataset(Dataset::range(6).batch(2))?;
+    /// let seen = std::cell::RefCell::new(Vec::new());
+    /// let first = |batch: &HostTensor| distribute::Ok(batch.to_vec::<i64>()?[0]);
+    /// let steps = batches.iter().look_ahead(|batch| first(batch).map(|id| seen.borrow_mut().push(id)));
+    /// for batch in steps {
+    ///     seen.borrow_mut().push(-first(&batch?.values()[0])?);
+    ///     assert_eq!(batches.position().steps, seen.borrow().iter().filter(|id| **id <= 0).count() as u64 - 1);
+    /// }
+    /// assert_eq!(*seen.borrow(), [0, 2, 0, 4, -2, -4]);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    ///
+    /// [`nn::prefetch_rows`]: https://docs.rs/distribute/latest/distribute/nn/fn.prefetch_rows.html
+    pub fn look_ahead<E>(
+        self,
+        look: impl FnMut(&T) -> Result<(), E>,
+    ) -> LookAhead<T, impl FnMut(&T) -> Result<()>>
+    where
+        Error: From<E>,
+    {
+        let mut look = look;
+        LookAhead::new(self, move |batch: &T| Ok(look(batch)?))
+    }
+
+    /// Ends the pass on this worker because of an error outside calls. The other workers get an error in their next
+    /// call.
+    ///
+    /// # Errors
+    /// Returns the error.
+    pub(super) fn abort(&mut self, error: Result<()>) -> Result<()> {
+        self.pass = Pass::Ended;
+        self.strategy.abort_peers_on_err(error)
+    }
+
     #[track_caller]
     fn take(&mut self, operation: &'static str) -> Result<Option<PerReplica<T>>> {
+        self.begin_take(operation, &self.position)?;
+        let taken = self.advance(operation)?;
+        self.record(&taken, &self.position);
+        Ok(taken.batches())
+    }
+
+    /// Checks that a step may be yielded now, and records that it is taken from `position`.
+    pub(super) fn begin_take(&self, operation: &'static str, position: &Position) -> Result<()> {
         require_outside_of_run(operation, "take steps outside run, and pass the batches to it")?;
         self.strategy.require_caught_up(operation)?;
+        self.passes.record_take(self.number, position, self.strategy.updates());
+        Ok(())
+    }
+
+    // INV-103
+    /// Takes the next step, without recording that it is yielded.
+    #[track_caller]
+    pub(super) fn advance(&mut self, operation: &'static str) -> Result<Taken<T>> {
         let _input = tracing::trace_span!("input").entered();
-        self.passes.record_take(self.number, &self.position, self.strategy.updates());
         // Ended unless another step follows, so that the pass's threads exit with its last step.
         let pass = match std::mem::replace(&mut self.pass, Pass::Ended) {
             Pass::Running(pass) => Ok(pass),
             Pass::Failed(error) => Err(error),
-            Pass::Ended => return Ok(None),
+            Pass::Ended => return Ok(Taken::Nothing),
         };
         let (mut pass, all) = self.agree(operation, pass)?;
         // The others have their batches, and continue.
         let finished = self.finish(operation, &mut pass, all);
-        let Some(batches) = self.strategy.abort_peers_on_err(finished)? else {
-            self.passes.record_end(self.number, self.next_epoch.clone());
-            return Ok(None);
-        };
+        let Some(batches) = self.strategy.abort_peers_on_err(finished)? else { return Ok(Taken::End) };
         self.position = pass.position();
-        self.passes.record_position(self.number, &self.position);
         self.pass = Pass::Running(pass);
-        Ok(Some(batches))
+        Ok(Taken::Step(batches))
+    }
+
+    /// Records that a step is yielded, after which the pass is at `position`.
+    pub(super) fn record(&self, taken: &Taken<T>, position: &Position) {
+        match taken {
+            Taken::Step(_) => self.passes.record_position(self.number, position),
+            Taken::End => self.passes.record_end(self.number, self.next_epoch.clone()),
+            Taken::Nothing => {}
+        }
     }
 
     // ITER-4

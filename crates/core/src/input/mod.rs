@@ -9,6 +9,7 @@
 //! | `dataset`, `from_function` | [`DistributedDataset`]; datasets that a function creates per worker |
 //! | `plan` | the distribution over the current workers |
 //! | `iterator` | [`DistributedIterator`]: one pass, step by step |
+//! | `look_ahead` | [`LookAhead`]: a pass that takes each step before it yields the previous one |
 //! | `agreement` | the workers' agreement on how they shard a dataset |
 //! | `device_placement`, `device_copier` | the devices of per-replica batches, and the copies to them |
 //! | `passes`, `state`, `deck` | positions of passes; datasets, and decks of files, as components of checkpoints |
@@ -21,6 +22,7 @@ mod device_copier;
 mod device_placement;
 mod from_function;
 mod iterator;
+mod look_ahead;
 mod options;
 mod passes;
 mod plan;
@@ -31,6 +33,7 @@ pub use dataset::DistributedDataset;
 #[cfg(feature = "cuda")]
 pub use device_copier::DeviceCopier;
 pub use iterator::DistributedIterator;
+pub use look_ahead::LookAhead;
 pub use options::{InputOptions, InputReplicationMode};
 
 use distribute_cluster::World;

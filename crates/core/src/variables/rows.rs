@@ -4,10 +4,11 @@ use super::variable::Variable;
 use candle_core::Tensor;
 use distribute_base::{Error, Result};
 use distribute_log::warn_or_stderr;
-use distribute_ps_client::internal::{RowRead, Session, UniqueRows, id_of_row};
+use distribute_ps_client::internal::{RemoteVariable, RowRead, Session, UniqueRows, id_of_row};
 use distribute_ps_tables::DynamicOptions;
 use distribute_tensor::DType;
 use std::cell::RefCell;
+use std::sync::Arc;
 
 thread_local! {
     /// The request of the layer that is being built on this thread, if the layer looks up rows.
@@ -146,16 +147,31 @@ impl RowSource {
 
     /// Returns the read of the rows with the given ids. Returns `None` if the complete table is in memory.
     fn row_read(&self, operation: &'static str, ids: &[usize]) -> Result<Option<RowRead<'_>>> {
-        let Some(remote) = self.0.remote() else { return Ok(None) };
-        let is_dynamic = remote.ids().is_some();
-        if !is_dynamic && remote.cache().is_none_or(|cache| cache.is_complete()) {
-            return Ok(None);
-        }
-        let id = |id: &usize| if is_dynamic { id_of_row(*id) } else { *id as i64 };
-        let ids: Vec<i64> = ids.iter().map(id).collect();
+        let Some((remote, ids)) = self.remote_ids(ids) else { return Ok(None) };
         // Outside of runs, nothing tells how old a cached row is.
         let is_running = self.0.strategy().session().is_some_and(Session::is_running);
         remote.row_read(operation, &ids, is_running).map(Some)
+    }
+
+    /// Makes this process request the rows with the given ids after the current or the next step, so that the step
+    /// after that does not wait for them. Does nothing if the complete table is in memory, or if other processes may
+    /// change the table at any time.
+    pub fn prefetch(&self, ids: &[usize]) {
+        let session = self.0.strategy().session().filter(|session| session.lock_step().is_some());
+        if let Some((session, (remote, ids))) = session.zip(self.remote_ids(ids)) {
+            session.prefetch_rows(remote, &ids);
+        }
+    }
+
+    /// Returns the table with its ids of the given rows. Returns `None` if the complete table is in memory.
+    fn remote_ids(&self, rows: &[usize]) -> Option<(&Arc<RemoteVariable>, Vec<i64>)> {
+        let remote = self.0.remote()?;
+        let is_dynamic = remote.ids().is_some();
+        if !is_dynamic && remote.cache().is_none_or(|cache| cache.is_complete()) {
+            return None;
+        }
+        let id = |id: &usize| if is_dynamic { id_of_row(*id) } else { *id as i64 };
+        Some((remote, rows.iter().map(id).collect()))
     }
 
     /// Returns the complete table with which the replica computes: the copy on its device if the device has separate

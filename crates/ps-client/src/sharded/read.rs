@@ -6,6 +6,7 @@ use super::{Shard, Sharded, as_ids};
 use distribute_base::{Error, Result};
 use distribute_ps_tables::{Request, Response, RowPartition, UniqueIds};
 use distribute_tensor::HostTensor;
+use std::borrow::Cow;
 
 /// Concatenates the rows of several shards. The rows of a single shard are not copied. `none` returns the result if
 /// there are no shards.
@@ -67,25 +68,35 @@ impl Sharded {
     /// - [`Error::Params`]: an id is out of range.
     /// - [`Error::InvalidArgument`]: the variable is a scalar.
     pub fn row_read(&self, operation: &'static str, ids: &[i64]) -> Result<RowRead<'_>> {
-        if self.dims.is_empty() {
+        Self::row_read_of(Cow::Borrowed(self), operation, ids)
+    }
+
+    /// Acts like [`row_read`](Self::row_read), for a variable that the read may own.
+    pub(crate) fn row_read_of<'a>(
+        of: Cow<'a, Self>,
+        operation: &'static str,
+        ids: &[i64],
+    ) -> Result<RowRead<'a>> {
+        if of.dims.is_empty() {
             return Err(Error::invalid(
                 operation,
-                format!("variable {} is a scalar, which has no rows", self.name),
+                format!("variable {} is a scalar, which has no rows", of.name),
             ));
         }
-        if !self.is_regular() {
+        let channels = of.channels.clone();
+        if !of.is_regular() {
             // Only counting tells which shard has a row.
-            let places = self.ids_are_rows(operation, ids)?;
-            let finish = move |answers| Ok(UniqueRows { rows: self.whole(operation, answers)?, places });
-            return Ok(RowRead::new(&self.channels, self.read_requests(&[], true), finish));
+            let (places, requests) = (of.ids_are_rows(operation, ids)?, of.read_requests(&[], true));
+            let finish = move |answers| Ok(UniqueRows { rows: of.whole(operation, answers)?, places });
+            return Ok(RowRead::new(&channels, requests, finish));
         }
         let unique = UniqueIds::new(ids);
-        let split = self.partition.split(operation, unique.ids())?;
+        let split = of.partition.split(operation, unique.ids())?;
         let asked: Vec<usize> = (0..split.shards()).filter(|shard| !split.of(*shard).is_empty()).collect();
         let ask = |number: &usize| {
-            let shard = &self.shards[*number];
+            let shard = &of.shards[*number];
             let rows = as_ids(split.of(*number));
-            let bytes = self.bytes(rows.len());
+            let bytes = of.bytes(rows.len());
             ServerRequest {
                 server: shard.server,
                 request: Request::ReadRows { table: shard.table.clone(), rows },
@@ -93,20 +104,20 @@ impl Sharded {
             }
         };
         let requests = asked.iter().map(ask).collect();
-        Ok(RowRead::new(&self.channels, requests, move |answers| {
+        Ok(RowRead::new(&channels, requests, move |answers| {
             let mut order = Vec::with_capacity(unique.ids().len());
             let mut parts = Vec::with_capacity(asked.len());
             for (number, answer) in asked.iter().zip(answers) {
-                let (shard, count) = (&self.shards[*number], split.of(*number).len());
+                let (shard, count) = (&of.shards[*number], split.of(*number).len());
                 let Response::Rows(rows) = answer else {
                     return Err(unexpected(operation, shard.server, &answer));
                 };
-                parts.push(self.validate(operation, &Shard { rows: count, ..shard.clone() }, rows)?);
+                parts.push(of.validate(operation, &Shard { rows: count, ..shard.clone() }, rows)?);
                 order.extend_from_slice(split.positions(*number));
             }
             let mut places = vec![0; order.len()];
             order.iter().enumerate().for_each(|(place, position)| places[*position] = place);
-            Ok(UniqueRows { rows: joined(parts, || self.no_rows())?, places: unique.spread(&places, 1) })
+            Ok(UniqueRows { rows: joined(parts, || of.no_rows())?, places: unique.spread(&places, 1) })
         }))
     }
 

@@ -1,7 +1,7 @@
 //! Reads of rows that are prepared before they are sent, so that the reads of several tables can be sent together.
 
-use super::super::Channels;
 use super::super::channels::ServerRequest;
+use super::super::{Channels, PendingReplies};
 use distribute_base::Result;
 use distribute_ps_tables::Response;
 use distribute_tensor::HostTensor;
@@ -25,25 +25,25 @@ impl UniqueRows {
 
 /// A read of rows of one variable that has not been sent yet.
 pub struct RowRead<'a> {
-    channels: &'a Arc<Channels>,
+    channels: Arc<Channels>,
     requests: Vec<ServerRequest>,
     finish: Finish<'a>,
 }
 
 /// A function that assembles the rows from the responses to the requests.
-type Finish<'a> = Box<dyn FnOnce(Vec<Response>) -> Result<UniqueRows> + 'a>;
+type Finish<'a> = Box<dyn FnOnce(Vec<Response>) -> Result<UniqueRows> + Send + 'a>;
 
 impl<'a> RowRead<'a> {
     pub(crate) fn new(
-        channels: &'a Arc<Channels>,
+        channels: &Arc<Channels>,
         requests: Vec<ServerRequest>,
-        finish: impl FnOnce(Vec<Response>) -> Result<UniqueRows> + 'a,
+        finish: impl FnOnce(Vec<Response>) -> Result<UniqueRows> + Send + 'a,
     ) -> Self {
-        Self { channels, requests, finish: Box::new(finish) }
+        Self { channels: channels.clone(), requests, finish: Box::new(finish) }
     }
 
     /// Returns a read whose rows are the result of `next` for the rows of this one.
-    pub(crate) fn then(self, next: impl FnOnce(UniqueRows) -> Result<UniqueRows> + 'a) -> Self {
+    pub(crate) fn then(self, next: impl FnOnce(UniqueRows) -> Result<UniqueRows> + Send + 'a) -> Self {
         let finish = self.finish;
         Self { finish: Box::new(move |answers| next(finish(answers)?)), ..self }
     }
@@ -62,13 +62,13 @@ impl<'a> RowRead<'a> {
         operation: &'static str,
         reads: Vec<Option<RowRead<'a>>>,
     ) -> Result<Vec<Option<UniqueRows>>> {
-        let Some(channels) = reads.iter().flatten().map(|read| read.channels).next() else {
+        let Some(channels) = reads.iter().flatten().map(|read| read.channels.clone()).next() else {
             return Ok(reads.iter().map(|_| None).collect());
         };
         let (mut requests, mut finishes) = (Vec::new(), Vec::with_capacity(reads.len()));
         for read in reads {
             finishes.push(match read {
-                Some(read) if !Arc::ptr_eq(read.channels, channels) => Part::Apart(read),
+                Some(read) if !Arc::ptr_eq(&read.channels, &channels) => Part::Apart(read),
                 Some(read) => {
                     let count = read.requests.len();
                     requests.extend(read.requests);
@@ -84,6 +84,35 @@ impl<'a> RowRead<'a> {
             Part::Together(count, finish) => finish(answers.by_ref().take(count).collect()).map(Some),
         };
         finishes.into_iter().map(rows).collect()
+    }
+}
+
+/// Reads that have been sent, and whose responses may not have arrived yet.
+pub(crate) struct SentReads {
+    replies: PendingReplies,
+    /// The number of requests of each read, and the function that receives their responses.
+    finishes: Vec<(usize, Finish<'static>)>,
+}
+
+impl SentReads {
+    /// Sends the requests of all reads at once over `channels`, without waiting for the responses.
+    pub(crate) fn start(channels: &Arc<Channels>, reads: Vec<RowRead<'static>>) -> Self {
+        let (mut requests, mut finishes) = (Vec::new(), Vec::with_capacity(reads.len()));
+        for read in reads {
+            finishes.push((read.requests.len(), read.finish));
+            requests.extend(read.requests);
+        }
+        Self { replies: channels.start(requests), finishes }
+    }
+
+    /// Waits for all responses. Returns the rows of each read.
+    ///
+    /// # Errors
+    /// Returns the first error of a server, or of a response that does not match its request.
+    pub(crate) fn wait(self, operation: &'static str) -> Result<Vec<UniqueRows>> {
+        let mut answers = self.replies.wait(operation)?.into_iter();
+        let rows = |(count, finish): (usize, Finish<'_>)| finish(answers.by_ref().take(count).collect());
+        self.finishes.into_iter().map(rows).collect()
     }
 }
 

@@ -17,4 +17,5 @@ pub use hashed::HashPartition;
 pub use moves::{Move, Moves};
 pub use rows::{PartitionStrategy, RowLocation, RowPartition};
 pub use split::Split;
+pub(crate) use unique::IdIndex;
 pub use unique::UniqueIds;

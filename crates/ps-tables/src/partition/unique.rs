@@ -26,20 +26,21 @@ pub struct UniqueIds {
 impl UniqueIds {
     /// Collects the distinct ids of a batch.
     pub fn new(batch: &[i64]) -> Self {
-        let hash = |id: i64| mix(id.cast_unsigned());
+        Self::with_index(batch).0
+    }
+
+    /// Collects the distinct ids of a batch. Also returns the position of each of them.
+    pub(crate) fn with_index(batch: &[i64]) -> (Self, IdIndex) {
         let (mut ids, mut places) = (Vec::new(), Vec::with_capacity(batch.len()));
-        let mut index: HashTable<(i64, usize)> = HashTable::with_capacity(batch.len());
+        let mut index = IdIndex(HashTable::with_capacity(batch.len()));
         for id in batch {
-            let entry = index.entry(hash(*id), |(found, _)| found == id, |(found, _)| hash(*found));
-            let (_, location) = *entry
-                .or_insert_with(|| {
-                    ids.push(*id);
-                    (*id, ids.len() - 1)
-                })
-                .get();
-            places.push(location);
+            let place = index.insert(*id, ids.len());
+            if place == ids.len() {
+                ids.push(*id);
+            }
+            places.push(place);
         }
-        Self { ids, places }
+        (Self { ids, places }, index)
     }
 
     /// Returns the distinct ids, in the order of their first occurrence in the batch.
@@ -66,6 +67,27 @@ impl UniqueIds {
     }
 }
 
+/// The positions of distinct ids.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct IdIndex(HashTable<(i64, usize)>);
+
+impl IdIndex {
+    /// Returns the position of an id. An id that has none gets `position`.
+    fn insert(&mut self, id: i64, position: usize) -> usize {
+        let entry = self.0.entry(Self::hash(id), |(found, _)| *found == id, |(found, _)| Self::hash(*found));
+        entry.or_insert((id, position)).get().1
+    }
+
+    /// Returns the position of an id, if it has one.
+    pub(crate) fn get(&self, id: i64) -> Option<usize> {
+        self.0.find(Self::hash(id), |(found, _)| *found == id).map(|(_, position)| *position)
+    }
+
+    fn hash(id: i64) -> u64 {
+        mix(id.cast_unsigned())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -84,6 +106,9 @@ mod tests {
             let batch = UniqueIds::new(&ids);
             prop_assert!((1..batch.ids().len()).all(|i| !batch.ids()[..i].contains(&batch.ids()[i])));
             prop_assert_eq!(batch.spread(batch.ids(), 1), ids.clone());
+            let (_, index) = UniqueIds::with_index(&ids);
+            prop_assert!(batch.ids().iter().enumerate().all(|(i, id)| index.get(*id) == Some(i)));
+            prop_assert_eq!(index.get(9), None);
 
             let gradient = &values[..ids.len() * 3];
             let pushed = |ids: &[i64], gradient: &[f32]| {

@@ -8,13 +8,13 @@ use distribute_core::Strategy;
 use distribute_core::internal::WeakStrategy;
 use distribute_core::strategy::WorkerTimes;
 use distribute_monitor::{
-    Activity, Coordinator, ParameterServer, Progress, Replica, Report, RowCache, Source, StepTimes,
+    Activity, Coordinator, ParameterServer, Prefetch, Progress, Replica, Report, RowCache, Source, StepTimes,
     Straggler, Worker, World,
 };
 use distribute_parameter_server::ClusterCoordinator;
 use distribute_parameter_server::internal::Scheduler;
 use distribute_ps_client::{ParameterServers, RowCacheUsage};
-use distribute_ps_tables::Copies;
+use distribute_ps_tables::{Copies, PrefetchUsage};
 use distribute_trace::internal::Watch;
 use std::collections::BTreeMap;
 use std::sync::Weak;
@@ -122,6 +122,7 @@ impl Source for Job {
         let coordinator = self.coordinator();
         let servers = strategy.extended().parameter_servers();
         let row_cache = servers.and_then(|servers| row_cache(servers));
+        let prefetch = servers.and_then(|servers| prefetch(servers));
         let servers = servers.map(|servers| server_reports(servers));
         let step_stats = strategy.step_stats();
         let (examples, loss) = (step_stats.examples(), step_stats.loss());
@@ -148,6 +149,7 @@ impl Source for Job {
             coordinator,
             servers: servers.unwrap_or_default(),
             row_cache,
+            prefetch,
             ..Report::default()
         };
         self.last = report.clone();
@@ -201,6 +203,12 @@ fn straggler(strategy: &Strategy, world: &World) -> Option<Straggler> {
 fn row_cache(servers: &ParameterServers) -> Option<RowCache> {
     let RowCacheUsage { hits, misses, saved_bytes, max_age, rows, .. } = servers.row_cache_usage();
     (hits > 0 || misses > 0).then_some(RowCache { hits, misses, saved_bytes, max_age, rows })
+}
+
+/// Returns a report on prefetched rows, if this process prefetches rows.
+fn prefetch(servers: &ParameterServers) -> Option<Prefetch> {
+    let PrefetchUsage { prefetched, late, .. } = servers.prefetch_usage();
+    (prefetched > 0 || late > 0).then_some(Prefetch { prefetched, late })
 }
 
 /// Returns a report on the contents of each server. Waits for the servers' own figures for at most [`USAGE_TIMEOUT`].

@@ -10,6 +10,7 @@ mod input;
 mod local_steps;
 mod logical;
 mod preemption;
+mod prefetch;
 mod programs;
 mod settings;
 mod sharded;

@@ -7,6 +7,7 @@ use candle_nn::{Linear, VarBuilder, linear};
 use distribute::checkpoint::Checkpoint;
 use distribute::nn::{
     BagMode, DynamicEmbedding, Embedding, EmbeddingBag, dynamic_embedding, embedding, embedding_bag,
+    prefetch_rows,
 };
 use distribute::optimizer::rules::{self, Rule};
 use distribute::optimizer::{RowAdagrad, Transform};
@@ -80,7 +81,7 @@ pub(super) fn on_threads<R: Send>(
     builder.on_threads(links(workers, replicas), workers, worker)
 }
 
-fn assert_all_train_equally<R: Rule + Clone + 'static>(plan: Plan, rule: R) {
+pub(super) fn assert_all_train_equally<R: Rule + Clone + 'static>(plan: Plan, rule: R) {
     watched(move || {
         for (at, tables) in PLACEMENTS.into_iter().enumerate() {
             // Each world with two of the placements.
@@ -91,7 +92,7 @@ fn assert_all_train_equally<R: Rule + Clone + 'static>(plan: Plan, rule: R) {
     });
 }
 
-fn plan() -> Plan {
+pub(super) fn plan() -> Plan {
     Plan { parts: Parts { table: true, ..Parts::default() }, words: 33, ..Plan::new(31, 16) }
 }
 
@@ -143,11 +144,21 @@ impl Model {
         })
     }
 
-    /// Returns a loss of words that replicas share, of words that one replica has alone, and of repeated words.
-    fn loss(&self, step: usize, replica: usize) -> Result<Tensor> {
+    /// Returns words that replicas share, words that one replica has alone, and repeated words.
+    fn ids(step: usize, replica: usize) -> Result<Tensor> {
         let ids: Vec<u32> =
             (0..6).map(|i| ((step * 11 + replica * (i % 2) * 7 + i * 5) % WORDS) as u32).collect();
-        let ids = Tensor::from_vec(ids, (2, 3), &Device::Cpu)?;
+        Ok(Tensor::from_vec(ids, (2, 3), &Device::Cpu)?)
+    }
+
+    /// Prefetches the rows of a later step.
+    pub(super) fn prefetch(&self, step: usize, replica: usize) -> Result<()> {
+        let ids = Self::ids(step, replica)?;
+        Ok(prefetch_rows(&[(&self.words, &ids), (&self.bags, &ids)])?)
+    }
+
+    pub(super) fn loss(&self, step: usize, replica: usize) -> Result<Tensor> {
+        let ids = Self::ids(step, replica)?;
         let x = (self.words.forward(&ids)?.mean(1)? + self.bags.forward(&ids)?)?;
         Ok(self.out.forward(&x)?.tanh()?.sqr()?.mean_all()?)
     }

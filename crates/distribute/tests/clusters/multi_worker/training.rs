@@ -5,10 +5,11 @@ use super::tables::Tables;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Linear, Module, ModuleT, VarBuilder, linear};
 use distribute::data::Dataset;
-use distribute::nn::{BatchNorm, Dropout, Embedding, batch_norm, embedding, loss};
+use distribute::input::DistributedDataset;
+use distribute::nn::{BatchNorm, Dropout, Embedding, batch_norm, embedding, loss, prefetch_rows};
 use distribute::optimizer::rules::{Adafactor, Adagrad, Adam, Lamb, Momentum, Rule, Sgd};
 use distribute::optimizer::{NotFinite, Transform};
-use distribute::{MirroredStrategy, OneDeviceStrategy, Optimizer, Result, Strategy};
+use distribute::{MirroredStrategy, OneDeviceStrategy, Optimizer, PerReplica, Replicated, Result, Strategy};
 use distribute_testing::watched;
 use std::collections::BTreeMap;
 
@@ -40,6 +41,8 @@ pub(crate) struct Plan {
     pub(crate) sharded: bool,
     /// The location of the table; `None` if each worker has a copy.
     pub(super) tables: Option<Tables>,
+    /// Whether rows of the table are prefetched.
+    pub(super) prefetch: bool,
 }
 
 /// The way in which a replica splits its batch into micro-batches.
@@ -60,8 +63,9 @@ fn worlds() -> impl Iterator<Item = (usize, usize)> {
 impl Plan {
     pub(crate) fn new(rows: usize, batch: usize) -> Self {
         let (dtype, parts, micro) = (DType::F32, Parts::default(), Micro::Whole);
-        let (clip, decay, sharded) = (false, false, false);
-        Self { dtype, rows, batch, parts, clip, decay, micro, width: 5, words: 11, sharded, tables: None }
+        let (clip, decay, sharded, prefetch) = (false, false, false, false);
+        let (width, words, tables) = (5, 11, None);
+        Self { dtype, rows, batch, parts, clip, decay, micro, width, words, sharded, tables, prefetch }
     }
 }
 
@@ -113,8 +117,11 @@ impl Model {
     }
 }
 
+/// Values, words and labels.
+type Batch = (Tensor, Tensor, Tensor);
+
 /// Returns `rows` examples, the same for all strategies.
-fn examples(Plan { rows, dtype, words, .. }: Plan) -> (Tensor, Tensor, Tensor) {
+fn examples(Plan { rows, dtype, words, .. }: Plan) -> Batch {
     let x: Vec<f64> = (0..rows * 3).map(|i| ((i * 37 + 11) % 41) as f64 / 20. - 1.).collect();
     let words: Vec<u32> = (0..rows).map(|i| ((i * 5 + i / 3) % 11 * (words / 11)) as u32).collect();
     let y: Vec<u32> = (0..rows).map(|i| ((i * 7 + 3) % 3) as u32).collect();
@@ -151,7 +158,7 @@ pub(crate) fn train<R: Rule + Clone + 'static>(strategy: &Strategy, plan: Plan, 
     let batches = strategy.distribute_dataset(dataset)?;
     let mut losses = Vec::new();
     for _ in 0..2 {
-        for batch in &batches {
+        for batch in pass(&batches, plan, &model) {
             let loss = strategy.run((&model, batch?), |ctx, (model, (x, words, y))| {
                 let n = y.dim(0)?;
                 let cuts = match plan.micro {
@@ -182,6 +189,18 @@ pub(crate) fn train<R: Rule + Clone + 'static>(strategy: &Strategy, plan: Plan, 
         Ok((name, tensor.to_vec1::<f64>()?.into_iter().map(f64::to_bits).collect()))
     };
     Ok((losses, model.variables.names().into_iter().map(bits).collect::<Result<_>>()?))
+}
+
+/// Starts a pass over the batches, whose rows of the table are prefetched if the plan says so.
+fn pass<'a>(
+    batches: &DistributedDataset<Batch>,
+    plan: Plan,
+    model: &'a Replicated<Model>,
+) -> Box<dyn Iterator<Item = Result<PerReplica<Batch>>> + 'a> {
+    let Some(table) = model.models().values()[0].table.as_ref().filter(|_| plan.prefetch) else {
+        return Box::new(batches.iter());
+    };
+    Box::new(batches.iter().look_ahead(move |(_, words, _): &Batch| prefetch_rows(&[(table, words)])))
 }
 
 fn on_workers<R: Rule + Clone + 'static>(workers: usize, replicas: usize, plan: Plan, rule: &R) -> Outcome {
@@ -228,6 +247,7 @@ pub(crate) fn assert_trains_equally<R: Rule + Clone + 'static>(
     let mut processes = BTreeMap::new();
     for (workers, replicas) in worlds {
         let alone = processes.entry(workers * replicas).or_insert_with(|| {
+            let plan = Plan { prefetch: false, ..plan };
             let alone = train(&MirroredStrategy::cpus(workers * replicas).unwrap(), plan, &rule).unwrap();
             if one_device {
                 assert_trains_like_one_device(&one, &alone, plan);

@@ -3,6 +3,7 @@
 mod from_function;
 mod iteration;
 mod legacy;
+mod look_ahead;
 mod options;
 mod resume;
 

@@ -1,0 +1,201 @@
+//! Rows of all variables that are requested before the step that looks them up, while this process completes the step
+//! before it, takes the next batch, and waits for the other workers.
+
+use super::prefetched::PrefetchRead;
+use super::sharded::SentReads;
+use super::{RemoteVariable, Session};
+use distribute_base::internal::lock;
+use distribute_ps_tables::PrefetchUsage;
+use std::sync::{Arc, Weak};
+
+impl Session {
+    /// Requests the rows of `ids` after the next push of all workers. The next run then finds them without a request.
+    /// Does nothing if this process makes its changes alone, because the rows that other processes change in the
+    /// meantime would be stale.
+    pub fn prefetch_rows(&self, variable: &Arc<RemoteVariable>, ids: &[i64]) {
+        if self.lock_step().is_some() && variable.prefetched.want(ids) {
+            let mut all = lock(&self.prefetching);
+            all.retain(|variable| variable.strong_count() > 0);
+            all.push(Arc::downgrade(variable));
+        }
+    }
+
+    /// Discards all prefetched rows, because tables begin to change.
+    pub(crate) fn discard_prefetched(&self) {
+        self.prefetching().iter().for_each(|variable| variable.prefetched.discard());
+    }
+
+    // INV-102
+    /// Requests the rows of the next step, because a change of the tables has ended on all workers. Does not wait for
+    /// the responses. If rows cannot be requested, the next step requests them.
+    pub(crate) fn request_rows(&self, operation: &'static str) {
+        let (mut of, mut reads) = (Vec::new(), Vec::new());
+        for variable in self.prefetching() {
+            let request = variable.prefetch_request();
+            if request.ids.is_empty() {
+                continue;
+            }
+            match variable.detached_read(operation, &request.ids) {
+                Ok(read) => {
+                    reads.push(read);
+                    of.push((variable, request.change));
+                }
+                Err(error) => tracing::debug!("rows are not prefetched: {error}"),
+            }
+        }
+        if reads.is_empty() {
+            return;
+        }
+        let read = Arc::new(PrefetchRead::new(SentReads::start(&self.channels, reads)));
+        for (index, (variable, change)) in of.into_iter().enumerate() {
+            variable.prefetched.set_read(change, index, &read);
+        }
+    }
+
+    /// Forgets the ids that are wanted, because a run has ended.
+    pub(crate) fn end_prefetching(&self) {
+        self.prefetching().iter().for_each(|variable| variable.prefetched.end_run());
+    }
+
+    pub(crate) fn prefetch_usage(&self) -> PrefetchUsage {
+        let all = self.prefetching().into_iter().map(|variable| variable.prefetched.usage());
+        all.fold(PrefetchUsage::default(), PrefetchUsage::and)
+    }
+
+    fn prefetching(&self) -> Vec<Arc<RemoteVariable>> {
+        lock(&self.prefetching).iter().filter_map(Weak::upgrade).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        CreationPolicy, ParameterServers, PlacementRequest, RowCacheOptions, Sharded, TablePolicy,
+        sharded::Initial,
+    };
+    use distribute_cluster::World;
+    use distribute_ps_tables::{
+        Channel, ChannelError, LocalChannel, PartitionStrategy, Request, Response, Started, Tables,
+        WaitForResponse,
+    };
+    use distribute_tensor::{DType, HostTensor, IndexedSlices, Write};
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    /// A server whose next responses to reads of rows are lost.
+    #[derive(Debug)]
+    struct Lossy(LocalChannel, Arc<AtomicUsize>);
+
+    struct Lost;
+
+    impl WaitForResponse for Lost {
+        fn wait(self: Box<Self>) -> Result<Response, ChannelError> {
+            let (server, request) = ("ps".to_owned(), "read rows".to_owned());
+            Err(ChannelError::Unreachable { server, request, reason: "lost".into() })
+        }
+    }
+
+    impl Channel for Lossy {
+        fn server(&self) -> &str {
+            self.0.server()
+        }
+
+        fn start(&self, request: Request, timeout: Duration) -> Result<Started, ChannelError> {
+            let lose = |left: usize| left.checked_sub(1);
+            let is_read = matches!(request, Request::ReadRows { .. });
+            if is_read && self.1.fetch_update(Ordering::Relaxed, Ordering::Relaxed, lose).is_ok() {
+                return Ok(Started::new(Lost));
+            }
+            self.0.start(request, timeout)
+        }
+    }
+
+    /// Returns two servers with a table of six rows, and the number of responses that will be lost.
+    fn table(cache: Option<RowCacheOptions>) -> (ParameterServers, Arc<RemoteVariable>, Arc<AtomicUsize>) {
+        let lost = Arc::new(AtomicUsize::new(0));
+        let channel = |server| {
+            let channel = LocalChannel::new(server, Arc::new(Tables::new()));
+            Arc::new(Lossy(channel, lost.clone())) as Arc<dyn Channel>
+        };
+        let policy = TablePolicy { min_bytes: 0, partition: PartitionStrategy::Mod, all_weights: false };
+        let minute = Duration::from_secs(60);
+        let channels = vec![channel(0), channel(1)];
+        let servers =
+            ParameterServers::of_tables(channels, (minute, minute), policy, World::default()).unwrap();
+        let servers = servers.with_row_cache(cache);
+        assert_eq!(servers.creation_policy(), CreationPolicy::CreateMissing);
+        let initial = Initial::Value(HostTensor::new((0..12).map(|x| x as f32).collect(), [6, 2]).unwrap());
+        let to = servers.location(6, Some(48), PlacementRequest::Anywhere);
+        let tables = Sharded::create(&servers, ("t", &[6, 2], DType::F32), &initial, to, None).unwrap();
+        let cache = servers.row_cache(&tables, false);
+        (servers, Arc::new(RemoteVariable::new(tables, None).with_row_cache(cache)), lost)
+    }
+
+    fn look_up(variable: &RemoteVariable, ids: &[i64]) -> Vec<f32> {
+        let rows = variable.row_read("look up", ids, true).unwrap().send("look up").unwrap();
+        let rows = rows.in_order().unwrap().to_vec::<f32>().unwrap();
+        rows.chunks(2).map(|row| row[0]).collect()
+    }
+
+    /// Adds `x` to row 1.
+    fn add(variable: &RemoteVariable, x: f32) {
+        let (values, row) = (HostTensor::new(vec![x; 2], [1, 2]).unwrap(), HostTensor::vector(vec![1i64]));
+        let rows = IndexedSlices::new(values, row, None).unwrap();
+        variable.numbered().unwrap().write_rows(Write::Add, &rows).unwrap();
+    }
+
+    /// Adds 100 to row 1, as a step of all workers.
+    fn step(servers: &ParameterServers, variable: &RemoteVariable) {
+        let agree = |pushed| {
+            add(variable, 100.);
+            pushed
+        };
+        servers.session().push_in_lock_step("step", Ok(Vec::new()), agree).unwrap();
+    }
+
+    // INV-102
+    #[test]
+    fn prefetched_rows_have_the_changes_of_the_step_and_are_read_once() {
+        let cached = |staleness| Some(RowCacheOptions { bytes: 1 << 10, staleness });
+        for cache in [None, cached(0), cached(9)] {
+            let (servers, variable, lost) = table(cache);
+            let session = servers.session();
+            let read = || servers.usage().unwrap().iter().map(|server| server.rows_read).sum::<u64>();
+            assert_eq!(look_up(&variable, &[5, 1]), [10., 2.]);
+            session.prefetch_rows(&variable, &[1, 3, 1]);
+            session.prefetch_rows(&variable, &[0]);
+            step(&servers, &variable);
+            // A row that may be read from the cache is not requested.
+            let is_stale = cache.is_some_and(|cache| cache.staleness > 0);
+            assert_eq!(read(), if is_stale { 4 } else { 5 });
+            // No request is sent for rows that were prefetched.
+            let one = if is_stale { 2. } else { 102. };
+            assert_eq!(look_up(&variable, &[3, 1, 3]), [6., one, 6.]);
+            assert_eq!(read(), if is_stale { 4 } else { 5 });
+            assert_eq!(look_up(&variable, &[4, 0, 3]), [8., 0., 6.]);
+            assert_eq!(read(), if is_stale { 5 } else { 6 });
+
+            // Lost responses are requested again, from both servers.
+            step(&servers, &variable);
+            lost.store(1, Ordering::Relaxed);
+            session.prefetch_rows(&variable, &[2, 1]);
+            step(&servers, &variable);
+            assert_eq!(lost.load(Ordering::Relaxed), 0);
+            assert_eq!(look_up(&variable, &[2]), [4.]);
+            let one = if is_stale { 2. } else { 302. };
+            assert_eq!(look_up(&variable, &[1]), [one]);
+            // A write discards rows, and the end of a run discards ids.
+            session.prefetch_rows(&variable, &[1]);
+            step(&servers, &variable);
+            drop(session.begin_step(false).unwrap());
+            add(&variable, 1.);
+            variable.invalidate_rows();
+            assert_eq!(look_up(&variable, &[1]), [403.]);
+            let before = read();
+            step(&servers, &variable);
+            assert_eq!(read(), before);
+            assert!(servers.prefetch_usage().prefetched > 0);
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! The rows of one variable that are requested before the step that looks them up.
+
+// - INV-102: decided by `Prefetch` of `ps-tables`.
+
+use super::sharded::{SentReads, UniqueRows};
+use distribute_base::Result;
+use distribute_base::internal::lock;
+use distribute_ps_tables::{Prefetch, PrefetchLookup, PrefetchRequest, PrefetchUsage};
+use distribute_tensor::HostTensor;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// The prefetched rows of a variable.
+#[derive(Default)]
+pub(crate) struct PrefetchedRows {
+    /// Whether rows of this variable have ever been wanted.
+    is_used: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    decisions: Prefetch,
+    /// The latest read: the change after which it was sent, and the index of this variable among those of the read.
+    sent: Option<(u64, usize, Arc<PrefetchRead>)>,
+}
+
+/// A read of rows of several variables, for which the first lookup waits.
+pub(crate) struct PrefetchRead(Mutex<ReadState>);
+
+enum ReadState {
+    Sent(SentReads),
+    /// The rows of each variable.
+    Arrived(Vec<Arc<UniqueRows>>),
+    Failed,
+}
+
+/// A lookup of which some rows were prefetched.
+pub(crate) struct FoundRows {
+    lookup: PrefetchLookup,
+    index: usize,
+    read: Arc<PrefetchRead>,
+}
+
+impl PrefetchedRows {
+    /// Adds ids of the next step. Returns `true` if this is the first call.
+    pub(crate) fn want(&self, ids: &[i64]) -> bool {
+        lock(&self.state).decisions.want(ids);
+        !self.is_used.swap(true, Ordering::Relaxed)
+    }
+
+    /// Returns `true` if rows of this variable have ever been wanted.
+    pub(crate) fn is_used(&self) -> bool {
+        self.is_used.load(Ordering::Relaxed)
+    }
+
+    /// Discards all prefetched rows, because the variable begins to change.
+    pub(crate) fn discard(&self) {
+        let mut state = lock(&self.state);
+        state.decisions.begin_change();
+        state.sent = None;
+    }
+
+    /// Returns the rows to request, because a change has ended.
+    pub(crate) fn end_change(&self, is_cached: impl Fn(i64) -> bool) -> PrefetchRequest {
+        lock(&self.state).decisions.end_change(is_cached)
+    }
+
+    /// Sets the read of the rows that were requested after a change. `index` is the index of this variable among those
+    /// of the read.
+    pub(crate) fn set_read(&self, change: u64, index: usize, read: &Arc<PrefetchRead>) {
+        lock(&self.state).sent = Some((change, index, read.clone()));
+    }
+
+    pub(crate) fn end_run(&self) {
+        lock(&self.state).decisions.end_run();
+    }
+
+    /// Looks up distinct ids. Returns `None` if none of their rows was prefetched.
+    pub(crate) fn look_up(&self, ids: &[i64]) -> Option<FoundRows> {
+        let mut state = lock(&self.state);
+        let State { decisions, sent } = &mut *state;
+        let lookup = decisions.look_up(ids, sent.as_ref().map(|(change, ..)| *change));
+        let (_, index, read) = sent.as_ref().filter(|_| lookup.late.len() < ids.len())?;
+        Some(FoundRows { lookup, index: *index, read: read.clone() })
+    }
+
+    pub(crate) fn usage(&self) -> PrefetchUsage {
+        lock(&self.state).decisions.usage()
+    }
+}
+
+impl PrefetchRead {
+    pub(crate) fn new(sent: SentReads) -> Self {
+        Self(Mutex::new(ReadState::Sent(sent)))
+    }
+
+    /// Returns the rows of a variable. Waits until they have arrived, at most until the deadline of the requests.
+    /// Returns `None` if they could not be fetched.
+    fn rows(&self, operation: &'static str, index: usize) -> Option<Arc<UniqueRows>> {
+        let mut state = lock(&self.0);
+        *state = match std::mem::replace(&mut *state, ReadState::Failed) {
+            ReadState::Sent(sent) => match sent.wait(operation) {
+                Ok(rows) => ReadState::Arrived(rows.into_iter().map(Arc::new).collect()),
+                Err(error) => {
+                    tracing::debug!("prefetched rows will be requested again: {error}");
+                    ReadState::Failed
+                }
+            },
+            other => other,
+        };
+        match &*state {
+            ReadState::Arrived(rows) => rows.get(index).cloned(),
+            ReadState::Sent(_) | ReadState::Failed => None,
+        }
+    }
+}
+
+impl FoundRows {
+    /// Returns the ids whose rows were not prefetched.
+    pub(crate) fn late(&self) -> &[i64] {
+        &self.lookup.late
+    }
+
+    /// Returns the rows of all ids of the lookup. `late` contains the rows of [`late`](Self::late). Returns `None` if
+    /// the prefetched rows could not be fetched.
+    ///
+    /// # Errors
+    /// - [`Error::Tensor`](distribute_base::Error::Tensor): there is not enough memory for the result.
+    pub(crate) fn join(
+        self,
+        operation: &'static str,
+        late: Option<UniqueRows>,
+    ) -> Result<Option<UniqueRows>> {
+        let Some(prefetched) = self.read.rows(operation, self.index) else { return Ok(None) };
+        let count = prefetched.rows.dims().first().copied().unwrap_or(0);
+        let (late_rows, late_places) = late.map(|late| (late.rows, late.places)).unzip();
+        let mut late_places = late_places.unwrap_or_default().into_iter();
+        let place = |place: Option<usize>| match place {
+            Some(place) => prefetched.places.get(place).copied(),
+            None => late_places.next().map(|place| count + place),
+        };
+        let places: Option<Vec<_>> = self.lookup.places.into_iter().map(place).collect();
+        let rows = match &late_rows {
+            None => prefetched.rows.clone(),
+            Some(late) => HostTensor::concat(&[&prefetched.rows, late], 0)?,
+        };
+        Ok(places.map(|places| UniqueRows { rows, places }))
+    }
+}
+
+impl fmt::Debug for PrefetchedRows {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PrefetchedRows({:?})", self.usage())
+    }
+}
