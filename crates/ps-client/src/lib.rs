@@ -26,7 +26,7 @@
 //! | `connect`, `layout` | connecting to all servers, which must belong to one training run |
 //! | `local_cluster` | a cluster whose tasks are all in this process |
 //! | `shutdown` | stopping servers after training |
-//! | `row_cache` | rows that this process has read, and the bound of their age |
+//! | `row_cache` | rows that this process has read |
 //! | `row_format` | the form in which the values of tables are stored |
 //! | `prefetched`, `prefetch` | rows of one variable, and of all, that are requested before the step that looks them up |
 //! | `cache` | the values that candle computes with, and the requests that refresh them |
@@ -60,13 +60,13 @@ pub(crate) use cache::HostCache;
 use channels::PendingReplies;
 pub(crate) use channels::{Channels, unexpected};
 pub use closure::RunningClosure;
+pub use distribute_ps_tables::{RowCacheOptions, RowCacheUsage};
 pub(crate) use dynamic::Dynamic;
 pub use local_cluster::{LocalCluster, LocalClusterResolver};
 use lock_step::LockStep;
 pub use place::PlacementRequest;
 pub(crate) use place::TablePlacement;
 use row_cache::RowCache;
-pub use row_cache::{RowCacheOptions, RowCacheUsage};
 pub use row_format::RowFormat;
 pub(crate) use session::Session;
 use sharded::CreationState;

@@ -157,7 +157,7 @@ impl Session {
         self.discard_prefetched();
         let agreed = agree(push().and_then(|pushed| pushed.wait(operation).map(drop)));
         // Also after an error: some rows may have changed.
-        self.clock.advance();
+        lock(&self.clock).advance();
         agreed?;
         let caches = self.caches();
         let fetch = Fetch::start(&caches);
@@ -177,7 +177,7 @@ impl Session {
         self.require_fetched()?;
         // The reads are sent together with the gradients: a server answers requests in their order.
         let pushed = InFlightPush::start(&self.channels, gradients);
-        self.clock.advance();
+        lock(&self.clock).advance();
         let caches = self.caches();
         let fetch = Fetch::start(&caches);
         let caches: Vec<_> = caches.iter().map(Arc::downgrade).collect();

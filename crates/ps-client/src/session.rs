@@ -9,7 +9,7 @@
 
 use super::cache::{HostCache, fetch_all};
 use super::lock_step::LockStep;
-use super::row_cache::StepClock;
+use super::row_cache::SharedClock;
 use super::{Channels, RemoteVariable};
 use distribute_base::internal::lock;
 use distribute_base::{Error, Result};
@@ -40,7 +40,7 @@ pub struct Session {
     /// Notified when a thread has finished writing values.
     written: Condvar,
     /// The number of steps whose gradients this process has sent.
-    pub(crate) clock: Arc<StepClock>,
+    pub(crate) clock: SharedClock,
     /// The variables whose rows this process prefetches.
     pub(crate) prefetching: Mutex<Vec<Weak<RemoteVariable>>>,
 }
@@ -133,7 +133,7 @@ impl Session {
         }
         // From now on other runs are refused, and no other thread begins to write.
         let step = RunningStep(self);
-        self.clock.begin_run();
+        lock(&self.clock).begin_run();
         let _writing = self.write("run")?;
         let on_the_way = {
             let mut state = lock(&self.state);

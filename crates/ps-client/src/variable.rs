@@ -233,8 +233,8 @@ impl RemoteVariable {
 
     /// Returns the rows to request after a change of the tables. Cached rows are not requested.
     pub(crate) fn prefetch_request(&self) -> PrefetchRequest {
-        let cache = self.row_cache.as_ref().map(|cache| cache.lookups());
-        self.prefetched.end_change(|id| cache.as_ref().is_some_and(|cache| cache.has(id)))
+        let is_cached = self.row_cache.as_ref().map(|cache| cache.fresh_rows());
+        self.prefetched.end_change(|id| is_cached.as_ref().is_some_and(|is_cached| is_cached(id)))
     }
 
     /// Prepares a read of the rows of `ids` from the tables, which is independent of this variable.

@@ -1,6 +1,7 @@
 //! Variables on parameter servers: partitioning, placement, and the tables in which rows are read and updated.
 //!
-//! This crate implements a server's operations on variables, without the server itself. It never opens a socket, starts
+//! This crate implements a server's operations on variables, without the server itself, and the decisions of a client
+//! about the rows that it keeps. It never opens a socket, starts
 //! a thread, or depends on strategies or models. Decisions (partitioning, placement, the detection of repeated pushes)
 //! are pure functions or plain values. Only [`Tables`] and its tables contain locks, so that several threads can push
 //! to a table at the same time.
@@ -60,6 +61,7 @@
 //! | `service` | [`Request`], [`Response`]; [`Tables`]: all tables of a server; [`Channel`]: a connection |
 //! | `layout` | [`Layout`]: the servers of a training; [`decide_layout`]: the decision whether it can be resumed |
 //! | `push_window` | [`PushWindows`]: the detection of repeated pushes |
+//! | `row_cache` | [`CachedRows`]: the rows that a client keeps, and their age |
 //! | `prefetch` | [`Prefetch`]: the rows that a client requests before the step that looks them up |
 //! | `closures` | [`ClosureChanges`]: the changes made for closures, which may be retried |
 //! | `error` | [`Error`] |
@@ -77,6 +79,7 @@ mod partitioner;
 mod placement;
 mod prefetch;
 mod push_window;
+mod row_cache;
 mod service;
 mod steps;
 mod table;
@@ -104,6 +107,7 @@ pub use partitioner::{PartitionerSpec, partition};
 pub use placement::{Placed, Placement, PlacementPolicy, PlacementSnapshot, shard_name, variable_of};
 pub use prefetch::{Prefetch, PrefetchLookup, PrefetchRequest, PrefetchUsage};
 pub use push_window::{Admission, ClientPushes, PushWindows};
+pub use row_cache::{CacheLookup, CachedRows, RowCacheOptions, RowCacheUsage, StepClock};
 pub use service::{
     ChangedRows, Channel, ChannelError, Contents, Copies, ImageContents, LAYOUT_TABLE, LocalChannel,
     LogPosition, Refusal, RefusalKind, Request, Response, Started, State, TableImage, TableInfo, TableKind,

@@ -3,7 +3,7 @@
 // - **INV-102** A row that was requested before its step is used only if the table has not changed since the request.
 //   This holds because all changes are made in lock step: a process requests rows after a change has ended on all
 //   workers, and discards them when the next change begins. Tests: `ps-tables/src/prefetch.rs`,
-//   `ps-client/src/prefetch.rs`, `clusters/multi_worker/prefetch.rs`.
+//   `ps-client/src/prefetch.rs`, `simulation/tests/it/scenarios.rs`, `clusters/multi_worker/prefetch.rs`.
 
 use crate::partition::{IdIndex, UniqueIds};
 

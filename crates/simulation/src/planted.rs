@@ -111,6 +111,14 @@ pub enum Planted {
     SessionLives,
     /// A worker works for a coordinator that has been replaced.
     OldJob,
+    /// Cached rows do not age: updates and runs are not reported to the clock of the cache.
+    AgeForgotten,
+    /// Writes outside of runs are not reported to the cache of rows.
+    WriteUnseen,
+    /// Rows are prefetched before all workers have made the change.
+    PrefetchEarly,
+    /// Prefetched rows are kept when the table is written.
+    PrefetchKept,
 }
 
 impl Planted {

@@ -9,6 +9,7 @@ use crate::checks::Certain;
 use crate::coordinator::{self, Weather};
 use crate::plan::{Fault, Plan, When};
 use crate::planted::Planted;
+use crate::rows;
 use crate::script::{Deed, Script};
 use crate::world::{Report, Simulation};
 use distribute_testing::SplitMix;
@@ -86,11 +87,16 @@ pub enum Scenario {
     /// A training run with spares, in which workers and spares are killed, stopped or cut off, or fail silently, and
     /// connections break.
     SparesStorm,
+    /// Workers cache and prefetch rows of tables that they train in lock step.
+    Rows,
+    /// Like `Rows`, but connections to servers break, responses are lost, and workers are killed and start again from
+    /// a checkpoint.
+    RowsLost,
 }
 
 impl Scenario {
     /// All scenarios.
-    pub const ALL: [Scenario; 31] = [
+    pub const ALL: [Scenario; 33] = [
         Scenario::Starts,
         Scenario::Twins,
         Scenario::Joining,
@@ -122,10 +128,15 @@ impl Scenario {
         Scenario::CoordinatorStorm,
         Scenario::SparesKilled,
         Scenario::SparesStorm,
+        Scenario::Rows,
+        Scenario::RowsLost,
     ];
 
     /// Simulates the plan that is derived from a seed. The history is only recorded if `kept` is `true`.
     pub fn run(self, seed: u64, planted: Option<Planted>, kept: bool) -> Report {
+        if matches!(self, Scenario::Rows | Scenario::RowsLost) {
+            return rows::run(self == Scenario::RowsLost, self.draw(seed), planted, kept);
+        }
         match self.weather() {
             Some(weather) => coordinator::run(weather, self.draw(seed), planted, kept),
             None => Simulation::new(seed, self.plan(seed), planted, kept).run(),

@@ -41,7 +41,7 @@ pub struct Report {
     /// The number of rounds in which all workers agreed, and the number of those in which they did not. For a training
     /// run, these are the number of updates, added up over all workers, and the number of failed calls after which a
     /// worker took part in another rendezvous. With a coordinator, they are the numbers of closures that succeeded and
-    /// failed.
+    /// failed. With tables, they are the numbers of rows that were cached or prefetched, and of faults.
     pub rounds: (usize, usize),
     /// The virtual time at which the last process ended, or the last coordinator finished its program.
     pub lasted: Duration,

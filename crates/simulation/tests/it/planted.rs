@@ -57,6 +57,10 @@ fn finds(planted: Planted) -> Scenario {
         Planted::TwoAtOnce => Scenario::Coordinator,
         Planted::SessionLives => Scenario::CoordinatorLosses,
         Planted::OldJob => Scenario::CoordinatorStorm,
+        Planted::AgeForgotten => Scenario::Rows,
+        Planted::WriteUnseen => Scenario::Rows,
+        Planted::PrefetchEarly => Scenario::Rows,
+        Planted::PrefetchKept => Scenario::Rows,
     }
 }
 

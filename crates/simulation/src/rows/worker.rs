@@ -1,0 +1,365 @@
+//! A worker: its cache and its prefetched rows, and the rows that it waits for.
+
+use super::oracle::{Oracle, version};
+use super::plan::{Act, Plan, ROW};
+use super::world::{Purpose, Request, World};
+use crate::planted::Planted;
+use distribute_ps_tables::{CacheLookup, CachedRows, Prefetch, PrefetchLookup, StepClock};
+use std::collections::BTreeMap;
+
+/// The state of a worker's process.
+#[derive(Debug)]
+pub struct Worker {
+    /// The index of the next act.
+    pub at: usize,
+    pub stage: Stage,
+    clock: StepClock,
+    cache: Option<CachedRows>,
+    prefetch: Prefetch,
+    /// The rows that were requested last before their run.
+    arriving: Option<Arriving>,
+    reads: Vec<Read>,
+    /// The requests that have no response, by server and number.
+    pub unanswered: BTreeMap<(usize, u64), Request>,
+    requests: u64,
+    /// The number of rounds in which this worker has waited for the others.
+    round: u64,
+    /// The last round of each worker.
+    pub heard: Vec<u64>,
+    oracle: Oracle,
+}
+
+/// The progress of an act in which workers wait for each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    Ready,
+    /// The gradients of the other workers are awaited.
+    Gather,
+    /// The responses to this worker's changes are awaited.
+    Change,
+    /// The others' results are awaited.
+    Agree,
+}
+
+/// Rows that were requested before the run that looks them up.
+#[derive(Debug)]
+struct Arriving {
+    change: u64,
+    ids: Vec<i64>,
+    rows: BTreeMap<i64, u64>,
+    /// Whether a response was lost and is not requested again.
+    has_failed: bool,
+}
+
+/// A lookup whose rows have not all arrived.
+#[derive(Debug)]
+struct Read {
+    ids: Vec<i64>,
+    /// The lookup in the cache, if there is one.
+    cached: Option<CacheLookup>,
+    /// The ids that are not in the cache, and which of them were prefetched.
+    missing: Vec<i64>,
+    found: PrefetchLookup,
+    /// The rows that were requested when they were looked up.
+    rows: BTreeMap<i64, u64>,
+    /// The fewest and the most changes that each row may have.
+    bounds: Vec<(u64, u64)>,
+}
+
+impl Worker {
+    /// Creates a process that begins with the act `at`.
+    pub fn new(plan: &Plan, at: usize) -> Self {
+        let changes = plan.acts[..at].iter().filter(|act| act.changes().is_some()).count();
+        Self {
+            at,
+            stage: Stage::Ready,
+            clock: StepClock::default(),
+            cache: plan.cache.and_then(|options| CachedRows::new(options, ROW)),
+            prefetch: Prefetch::default(),
+            arriving: None,
+            reads: Vec::new(),
+            unanswered: BTreeMap::new(),
+            requests: 0,
+            round: 0,
+            heard: vec![0; plan.workers],
+            oracle: Oracle::new(changes),
+        }
+    }
+
+    /// Adds a request without a response. Returns its number.
+    pub fn add_request(&mut self, server: usize, request: Request) -> u64 {
+        self.requests += 1;
+        self.unanswered.insert((server, self.requests), request);
+        self.requests
+    }
+
+    fn all_heard(&self) -> bool {
+        self.heard.iter().all(|round| *round >= self.round)
+    }
+
+    fn is_changing(&self) -> bool {
+        self.unanswered.values().any(|request| matches!(request, Request::Change(_)))
+    }
+}
+
+impl World {
+    /// Continues a worker until it waits for others, for responses or for a time.
+    pub fn go(&mut self, number: usize) {
+        loop {
+            let Some(act) = self.plan.acts.get(self.workers[number].at).cloned() else { return };
+            let worker = &mut self.workers[number];
+            match (act, worker.stage) {
+                (Act::Want(ids), _) => worker.prefetch.want(&ids[number]),
+                (Act::Begin, Stage::Ready) => {
+                    self.enter_round(number, Stage::Agree);
+                    continue;
+                }
+                (Act::Begin, _) => {
+                    if !worker.all_heard() {
+                        return;
+                    }
+                    if self.planted != Some(Planted::AgeForgotten) {
+                        worker.clock.begin_run();
+                    }
+                    worker.oracle.begin_run();
+                }
+                (Act::LookUp(ids), _) => {
+                    worker.at += 1;
+                    self.look_up(number, &ids[number]);
+                    return self.go_later(number);
+                }
+                (Act::Update(_) | Act::Write(_), Stage::Ready) => {
+                    if !worker.reads.is_empty() {
+                        return;
+                    }
+                    self.enter_round(number, Stage::Gather);
+                    continue;
+                }
+                (act @ (Act::Update(_) | Act::Write(_)), Stage::Gather) => {
+                    if !worker.all_heard() {
+                        return;
+                    }
+                    if matches!(act, Act::Update(_)) {
+                        worker.prefetch.begin_change();
+                        worker.arriving = None;
+                    }
+                    worker.stage = Stage::Change;
+                    self.send_changes(number, act.changes().unwrap_or_default());
+                    continue;
+                }
+                (act @ (Act::Update(_) | Act::Write(_)), Stage::Change) => {
+                    if worker.is_changing() {
+                        return;
+                    }
+                    if matches!(act, Act::Update(_)) && self.planted == Some(Planted::PrefetchEarly) {
+                        self.request_rows(number);
+                    }
+                    self.enter_round(number, Stage::Agree);
+                    continue;
+                }
+                (act @ (Act::Update(_) | Act::Write(_)), Stage::Agree) => {
+                    if !worker.all_heard() {
+                        return;
+                    }
+                    self.end_change(number, matches!(act, Act::Update(_)));
+                }
+                (Act::End, _) => {
+                    if !worker.reads.is_empty() {
+                        return;
+                    }
+                    worker.prefetch.end_run();
+                }
+            }
+            let worker = &mut self.workers[number];
+            (worker.at, worker.stage) = (worker.at + 1, Stage::Ready);
+        }
+    }
+
+    /// Sends the other workers the message for which they wait in their next round.
+    fn enter_round(&mut self, number: usize, stage: Stage) {
+        let worker = &mut self.workers[number];
+        (worker.round, worker.stage) = (worker.round + 1, stage);
+        let round = worker.round;
+        worker.heard[number] = round;
+        self.send_round(number, round);
+    }
+
+    /// Sends a change to the servers for which this worker does so.
+    fn send_changes(&mut self, number: usize, ids: &[i64]) {
+        for server in (number..self.plan.servers).step_by(self.plan.workers) {
+            let of_server: Vec<i64> =
+                ids.iter().copied().filter(|id| self.server_of(*id) == server).collect();
+            if !of_server.is_empty() {
+                self.request(number, server, Request::Change(of_server));
+            }
+        }
+    }
+
+    fn end_change(&mut self, number: usize, is_update: bool) {
+        let worker = &mut self.workers[number];
+        if is_update {
+            if self.planted != Some(Planted::AgeForgotten) {
+                worker.clock.advance();
+            }
+            worker.oracle.update();
+            if self.planted != Some(Planted::PrefetchEarly) {
+                self.request_rows(number);
+            }
+            return;
+        }
+        worker.oracle.write();
+        if self.planted != Some(Planted::WriteUnseen) {
+            worker.cache.iter_mut().for_each(CachedRows::invalidate);
+        }
+        if self.planted != Some(Planted::PrefetchKept) {
+            worker.prefetch.begin_change();
+            worker.arriving = None;
+        }
+    }
+
+    /// Requests the rows of the next run.
+    fn request_rows(&mut self, number: usize) {
+        let worker = &mut self.workers[number];
+        let (cache, now) = (worker.cache.as_ref(), worker.clock.now());
+        let request = worker.prefetch.end_change(|id| cache.is_some_and(|cache| cache.has(id, now)));
+        let (change, ids) = (request.change, request.ids);
+        worker.arriving =
+            Some(Arriving { change, ids: ids.clone(), rows: BTreeMap::new(), has_failed: false });
+        self.request_each(number, &ids, Purpose::Prefetch(change));
+    }
+
+    fn look_up(&mut self, number: usize, ids: &[i64]) {
+        let (acts, staleness) = (&self.plan.acts, self.plan.staleness);
+        let worker = &mut self.workers[number];
+        let cached = worker.cache.as_mut().map(|cache| cache.look_up(ids, worker.clock.now()));
+        let missing = cached.as_ref().map_or_else(|| ids.to_vec(), |cached| cached.missing.clone());
+        let found = worker.prefetch.look_up(&missing, worker.arriving.as_ref().map(|rows| rows.change));
+        let (least, most) = (worker.oracle.least(staleness), worker.oracle.changes);
+        let bounds = |id: &i64| (version(acts, *id, least), version(acts, *id, most));
+        let bounds = ids.iter().map(bounds).collect();
+        self.checks.early += ids.len() - found.late.len();
+        let late = found.late.clone();
+        let (ids, rows) = (ids.to_vec(), BTreeMap::new());
+        worker.reads.push(Read { ids, cached, missing, found, rows, bounds });
+        self.request_each(number, &late, Purpose::LookUp);
+        self.finish_reads(number);
+    }
+
+    /// Receives rows that a worker has requested.
+    pub fn rows_arrive(&mut self, number: usize, purpose: Purpose, rows: &[(i64, u64)]) {
+        let worker = &mut self.workers[number];
+        match purpose {
+            Purpose::LookUp => worker.reads.iter_mut().for_each(|read| {
+                // Another lookup of the same rows has its own request, which is as late or later.
+                rows.iter().filter(|(id, _)| read.found.late.contains(id)).for_each(|(id, changes)| {
+                    read.rows.entry(*id).or_insert(*changes);
+                });
+            }),
+            Purpose::Prefetch(change) => {
+                let all = worker.arriving.as_mut().filter(|arriving| arriving.change == change);
+                all.into_iter().for_each(|arriving| arriving.rows.extend(rows.iter().copied()));
+            }
+        }
+        self.finish_reads(number);
+    }
+
+    /// Records that prefetched rows will not arrive.
+    pub fn prefetch_fails(&mut self, number: usize, change: u64) {
+        let arriving = self.workers[number].arriving.as_mut();
+        arriving.into_iter().filter(|rows| rows.change == change).for_each(|rows| rows.has_failed = true);
+        self.finish_reads(number);
+    }
+
+    /// Finishes the lookups whose rows have arrived.
+    fn finish_reads(&mut self, number: usize) {
+        let mut again = Vec::new();
+        let worker = &mut self.workers[number];
+        for read in &mut worker.reads {
+            let is_waiting = read.found.places.iter().any(Option::is_some);
+            if is_waiting && worker.arriving.as_ref().is_none_or(|rows| rows.has_failed) {
+                // All of these rows are requested again.
+                let places = read.missing.iter().zip(&mut read.found.places);
+                let lost = places.filter_map(|(id, place)| place.take().map(|_| *id));
+                let lost: Vec<i64> = lost.collect();
+                read.found.late.extend(&lost);
+                again.extend(lost);
+            }
+        }
+        if !again.is_empty() {
+            self.checks.disturbed += 1;
+            self.request_each(number, &again, Purpose::LookUp);
+        }
+        let worker = &mut self.workers[number];
+        let (mut waiting, mut complete) = (Vec::new(), Vec::new());
+        for read in std::mem::take(&mut worker.reads) {
+            match read.fetched(worker.arriving.as_ref()) {
+                Some(rows) => complete.push((read, rows)),
+                None => waiting.push(read),
+            }
+        }
+        worker.reads = waiting;
+        let has_finished = worker.reads.is_empty() && !complete.is_empty();
+        for (read, fetched) in complete {
+            let all = match (&mut self.workers[number].cache, &read.cached) {
+                (Some(cache), Some(lookup)) => {
+                    cache.insert(lookup, &fetched);
+                    let all = [&lookup.found[..], &fetched].concat();
+                    lookup.places.iter().flat_map(|at| all[at * ROW..(at + 1) * ROW].to_vec()).collect()
+                }
+                _ => fetched,
+            };
+            self.verify(number, &read, &all);
+        }
+        if has_finished {
+            self.go_later(number);
+        }
+    }
+
+    /// Checks the rows of a lookup against the history.
+    // INV-87, INV-102
+    fn verify(&mut self, number: usize, read: &Read, rows: &[u8]) {
+        for ((id, (least, most)), row) in read.ids.iter().zip(&read.bounds).zip(rows.chunks(ROW)) {
+            let (found, changes) = of_bytes(row);
+            if found != *id || !(*least..=*most).contains(&changes) {
+                let at = self.workers[number].at;
+                self.checks.broken.push(format!(
+                    "worker {number} reads row {found} with {changes} changes in place of row {id} with {least} to {most}, \
+                     before act {at}"
+                ));
+            }
+        }
+        let age = self.workers[number].cache.as_ref().map_or(0, |cache| cache.usage().max_age);
+        if age > self.plan.staleness {
+            self.checks.broken.push(format!("worker {number} counts an age of {age}"));
+        }
+    }
+}
+
+impl Read {
+    /// Returns the rows that are not in the cache, if all of them have arrived.
+    fn fetched(&self, arriving: Option<&Arriving>) -> Option<Vec<u8>> {
+        let row = |(id, place): (&i64, &Option<usize>)| match place {
+            None => Some(to_bytes(*id, *self.rows.get(id)?)),
+            Some(place) => {
+                let arriving = arriving?;
+                let found = arriving.ids.get(*place)?;
+                Some(to_bytes(*found, *arriving.rows.get(found)?))
+            }
+        };
+        let rows: Option<Vec<_>> = self.missing.iter().zip(&self.found.places).map(row).collect();
+        rows.map(|rows| rows.concat())
+    }
+}
+
+fn to_bytes(id: i64, changes: u64) -> Vec<u8> {
+    [id.to_le_bytes(), changes.to_le_bytes()].concat()
+}
+
+fn of_bytes(row: &[u8]) -> (i64, u64) {
+    let number = |range: std::ops::Range<usize>| {
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(&row[range]);
+        u64::from_le_bytes(bytes)
+    };
+    (number(0..8).cast_signed(), number(8..16))
+}
