@@ -2,7 +2,7 @@
 
 // - INV-5: enforced here. Tests: `cluster/src/blame.rs`, `collective/tests/team.rs`.
 
-use crate::{Fingerprint, Presence, Process, ReplicaStatus, World};
+use crate::{Corruption, Fingerprint, Presence, Process, ReplicaStatus, World};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -20,6 +20,9 @@ pub enum Fault {
     TimedOut,
     /// The connection to a worker was lost.
     Lost,
+    /// Data of a worker arrived at another one with a different checksum. Both are culprits, because the memory or the
+    /// network card of either may have failed.
+    Corrupted,
 }
 
 /// The reason why a call did not complete, and the replicas that caused it.
@@ -98,6 +101,13 @@ pub enum Cause {
         /// The error of the connection.
         reason: String,
         /// The call in which the others wait.
+        waiting: Fingerprint,
+    },
+    /// Data of a worker has arrived changed at another one.
+    Corrupted {
+        /// The data, its sender and its receiver.
+        corruption: Corruption,
+        /// The call in which the data was received.
         waiting: Fingerprint,
     },
 }
@@ -202,6 +212,19 @@ impl Blame {
         Self { fault: Fault::Lost, step, culprits, cause, processes: Vec::new() }
     }
 
+    /// Blames the sender and the receiver of data that has arrived changed. `culprits` are the replicas of both, and
+    /// `waiting` is the call in which the data was received.
+    pub fn corrupted(
+        step: u64,
+        mut culprits: Vec<usize>,
+        corruption: Corruption,
+        waiting: &Fingerprint,
+    ) -> Self {
+        culprits.sort_unstable();
+        let cause = Cause::Corrupted { corruption, waiting: waiting.clone() };
+        Self { fault: Fault::Corrupted, step, culprits, cause, processes: Vec::new() }
+    }
+
     /// Adds the tasks and addresses of the workers to which the culprits belong. `process` returns those of a
     /// worker of `world` by its rank, or `None` if they are not known.
     pub fn with_locations(mut self, world: World, process: impl Fn(usize) -> Option<Process>) -> Self {
@@ -241,6 +264,12 @@ pub(crate) mod tests {
 
     pub(crate) fn gone(replica: usize, presence: Presence) -> ReplicaStatus {
         ReplicaStatus { replica, presence, completed: 2, last: Some(call(Operation::Barrier, "")) }
+    }
+
+    /// Returns data of worker 2 that worker 0 has received.
+    pub(crate) fn changed() -> Corruption {
+        let data = "bucket 3".into();
+        Corruption { sender: 2, receiver: 0, data, bytes: 4096, sent: 0x88e1_b7c0, received: 0x5f0d_1c2a }
     }
 
     /// Returns the status of a member that waits in this call.
@@ -381,6 +410,7 @@ pub(crate) mod tests {
             Blame::other_types(1, &a, vec![1]),
             Blame::failed(1, 0, &a),
             Blame::lost(1, 1, vec![1], "gone", &a),
+            Blame::corrupted(1, vec![2, 0], changed(), &a),
         ] {
             let sent: Blame = serde_json::from_str(&serde_json::to_string(&blame).unwrap()).unwrap();
             assert_eq!((sent.to_string(), &sent), (blame.to_string(), &blame));

@@ -79,6 +79,11 @@ impl Blame {
                  {reason}; see that worker's log",
                 replicas(&self.culprits),
             ),
+            Cause::Corrupted { corruption, waiting } => write!(
+                f,
+                "step {step}: in {waiting}, {corruption}; no worker has used it. Suspect the memory or the network card \
+                 of one of the two machines, and replace a machine that is named again",
+            ),
         }
     }
 }
@@ -152,7 +157,7 @@ fn replicas(who: &[usize]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::blame::tests::{call, gone, waiting};
+    use crate::blame::tests::{call, changed, gone, waiting};
     use std::time::Duration;
 
     #[test]
@@ -164,6 +169,20 @@ mod tests {
             "replica 1 waited 1s in all_reduce",
             "replica 2 waited 1s in all_gather",
             "replicas 0 and 3 did not arrive",
+        ] {
+            assert!(text.contains(part), "{text}");
+        }
+    }
+
+    #[test]
+    fn corrupted_data_is_named_with_both_workers_and_checksums() {
+        let blame = Blame::corrupted(7, vec![2, 0], changed(), &call(Operation::Minimize, "adam 1"));
+        assert_eq!(blame.culprits, [0, 2]);
+        let text = blame.to_string();
+        for part in [
+            "step 7: in minimize (adam 1) at ",
+            "bucket 3 of worker 2 (4096 bytes) has arrived changed at worker 0: its checksum is 5f0d1c2a, but 88e1b7c0",
+            "Suspect the memory or the network card",
         ] {
             assert!(text.contains(part), "{text}");
         }

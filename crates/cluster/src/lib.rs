@@ -7,6 +7,7 @@
 //! | [`fingerprint`] | [`Fingerprint`]: the call that a member makes, and whether two members make the same one |
 //! | [`status`] | [`ReplicaStatus`]: the current state and the past calls of a member |
 //! | [`blame`], `blame_text` | [`Blame`]: the members that prevented a call from completing, and the text of that error |
+//! | `corruption` | [`Corruption`]: data that arrived different from what a worker has sent |
 //! | [`flight_recorder`] | [`FlightRecorder`]: the last calls of a worker |
 //! | [`admission`] | [`Guests`](admission::Guests), [`Seats`](admission::Seats): the assignment of a limited number of places |
 //! | [`world`] | [`World`]: the numbers of workers and replicas, and the rank of this process |
@@ -30,6 +31,7 @@ pub mod admission;
 pub mod blame;
 mod blame_text;
 pub mod bounded;
+mod corruption;
 pub mod deadline;
 pub mod environment;
 mod error;
@@ -50,6 +52,7 @@ pub mod world;
 
 pub use address::{Address, Host};
 pub use blame::{Blame, Callers, Cause, Fault};
+pub use corruption::Corruption;
 pub use deadline::{Deadline, Stopwatch, processor_time, rounded};
 pub use error::ClusterError;
 pub use fingerprint::{CallSite, Fingerprint, Operation, fnv1a};

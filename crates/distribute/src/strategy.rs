@@ -16,9 +16,9 @@ pub use distribute_core::strategy::NcclAllReduce;
 pub use distribute_core::strategy::ReductionToOneDevice;
 #[doc(inline)]
 pub use distribute_core::strategy::{
-    CommunicationImplementation, CommunicationOptions, Compression, CrossDeviceOps, Group, IndependentWorker,
-    Links, LocalSteps, Outer, Reduction, Replicas, Straggler, StragglerCause, Strategy, StrategyExtended,
-    Threads, VariablePlacement, Wire, WorkerTimes,
+    Checksums, CommunicationImplementation, CommunicationOptions, Compression, CrossDeviceOps, Group,
+    IndependentWorker, Links, LocalSteps, Outer, Reduction, Replicas, Straggler, StragglerCause, Strategy,
+    StrategyExtended, Threads, VariablePlacement, Wire, WorkerTimes,
 };
 #[doc(inline)]
 pub use distribute_core::{Contained, Destinations};

@@ -41,6 +41,7 @@ pub(crate) struct Link {
     pair: Option<Arc<Pair>>,
     /// The bodies in this worker's memory that the other worker reads.
     loans: Option<Loans>,
+    leaves_machine: bool,
     state: Mutex<State>,
     /// Whether anything is queued for writing.
     backlog: AtomicBool,
@@ -70,6 +71,8 @@ struct State {
 impl Link {
     pub fn new(peer: usize, stream: Stream, decoder: Decoder) -> Self {
         let (socket, pair) = (stream.socket().clone(), stream.pair().cloned());
+        let is_loopback = || socket.peer_addr().is_ok_and(|peer| peer.ip().to_canonical().is_loopback());
+        let leaves_machine = pair.is_none() && !is_loopback();
         let state = State {
             stream,
             decoder,
@@ -86,6 +89,7 @@ impl Link {
             peer,
             socket,
             loans: pair.clone().map(Loans::new),
+            leaves_machine,
             pair,
             state: Mutex::new(state),
             backlog: no(),
@@ -114,6 +118,12 @@ impl Link {
         // With shared memory, the socket only carries wake-up bytes, which it takes at any time.
         let backlog = self.pair.is_none() && self.backlog.load(Ordering::Acquire);
         poll::interest(&*self.socket, backlog)
+    }
+
+    /// Returns whether messages may leave this machine: they are neither sent through shared memory nor to a loopback
+    /// address.
+    pub fn leaves_machine(&self) -> bool {
+        self.leaves_machine
     }
 
     /// Returns the shared memory through which everything is sent, if there is any.

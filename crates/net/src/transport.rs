@@ -98,6 +98,13 @@ pub trait Transport: Debug + Send + Sync {
         false
     }
 
+    /// Returns whether messages to `worker` may leave this machine, so that a network card and the memory of another
+    /// machine are on their way. The default is `false`.
+    fn leaves_machine(&self, worker: usize) -> bool {
+        let _ = worker;
+        false
+    }
+
     /// Returns the progress of a message from `worker` that was received in part, if there is one. In this case the
     /// worker has sent the message, but the link is slow.
     fn partial_message(&self, worker: usize) -> Option<PartialMessage> {

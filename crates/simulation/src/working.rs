@@ -393,7 +393,7 @@ impl Working {
             let unheard =
                 (0..self.world.workers()).find(|rank| first(*rank) && self.inbox.lost(*rank).is_some());
             let come = match unheard {
-                Some(rank) => Some(Come::Lost(rank, self.inbox.lost(rank).unwrap_or_default())),
+                Some(rank) => Some(Come::Lost(rank, self.inbox.lost(rank).unwrap_or_default().into())),
                 None => self.inbox.poll(self.protocol.session(), lost),
             };
             match come {

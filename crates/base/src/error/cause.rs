@@ -44,6 +44,17 @@ impl Error {
         }
     }
 
+    /// Returns the [`Error::Drift`] that is the cause, if there is one. If the error is one of the program's own, its
+    /// sources are also searched.
+    #[doc(hidden)]
+    pub fn drift(&self) -> Option<&Error> {
+        match self.root_cause() {
+            drift @ Error::Drift { .. } => Some(drift),
+            Error::Other(other) => own_errors(&**other).find_map(Error::drift),
+            _ => None,
+        }
+    }
+
     /// Returns the disagreement or failure of a collective, if that is the cause. If the error is one of the program's
     /// own, its sources are also searched.
     pub fn blame(&self) -> Option<&Blame> {

@@ -175,7 +175,7 @@ impl Error {
 fn of_blame(blame: &Blame) -> ErrorKind {
     match blame.fault {
         Fault::Mismatch | Fault::Returned => ErrorKind::Disagreement,
-        Fault::Failed | Fault::Lost => ErrorKind::PeerFailed,
+        Fault::Failed | Fault::Lost | Fault::Corrupted => ErrorKind::PeerFailed,
         Fault::TimedOut => ErrorKind::TimedOut,
     }
 }

@@ -214,9 +214,12 @@ pub enum Error {
         step: u64,
         /// The name of the first variable that differs, in the order of creation.
         variable: String,
-        /// The workers whose value differs from the majority's; all workers if no value has a majority.
+        /// The names of all variables that differ, in the order of creation.
+        variables: Vec<String>,
+        /// The workers on which the value of a variable differs from the majority's; all workers if a variable has no
+        /// value that a majority has.
         workers: Vec<usize>,
-        /// A text that names the variable and the workers, and describes a remedy.
+        /// A text that names variables and workers, and describes a remedy.
         reason: String,
     },
     /// New workers are waiting to join, and the step has not begun on any worker. It can be run after the group has

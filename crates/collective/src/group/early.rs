@@ -4,6 +4,7 @@
 //! Messages from one worker to another keep their order. When all workers have agreed on a call, everything that they
 //! sent before it has therefore arrived, so that no separate round is needed.
 
+use super::checksums::{BodySums, Changed};
 use super::schedule::GRAIN;
 use super::{Content, Frame, Group, SessionId};
 use bytes::Bytes;
@@ -41,6 +42,15 @@ pub(super) struct Piece {
     pub(super) from: usize,
     pub(super) part: usize,
     pub(super) body: Bytes,
+    /// The checksum that the sender computed, if the link has checksums.
+    sum: Option<u32>,
+}
+
+impl Piece {
+    /// Compares the checksum with that of the sender. Returns `None` if they are equal.
+    pub(super) fn changed(&self) -> Option<Changed> {
+        Changed::find(&self.body, self.sum, || format!("bucket {}", self.part))
+    }
 }
 
 /// Returns the range of a vector of `len` bytes that `worker` receives from all others.
@@ -93,10 +103,10 @@ impl EarlySend {
     }
 
     fn send(&self, part: usize, piece: impl Fn(usize) -> Bytes, near: bool) {
-        let Self { group, session, call } = self;
+        let (Self { group, session, call }, sums) = (self, &mut BodySums::default());
         for worker in group.others().filter(|worker| group.transport.is_near(*worker) == near) {
             let content = Content::Early { part: part as u64, body: piece(worker) };
-            group.send(worker, Frame { session: *session, round: *call, content });
+            group.send(worker, Frame { session: *session, round: *call, content, sum: None }, sums);
         }
     }
 }
@@ -118,10 +128,11 @@ impl EarlyReceiver {
     pub(super) fn take(&self, group: &Group, call: u64) -> Vec<Piece> {
         let mut pieces = Vec::new();
         for (from, frame) in group.inbox.take_until(self.session, call) {
-            if let Frame { round, content: Content::Early { part, body }, .. } = frame
+            if let Frame { round, content: Content::Early { part, body }, sum, .. } = frame
                 && round == call
             {
-                pieces.push(Piece { from, part: usize::try_from(part).unwrap_or(usize::MAX), body });
+                let part = usize::try_from(part).unwrap_or(usize::MAX);
+                pieces.push(Piece { from, part, body, sum });
             }
         }
         pieces
@@ -144,7 +155,12 @@ mod tests {
     }
 
     fn piece(session: SessionId, round: u64, part: u64) -> Frame {
-        Frame { session, round, content: Content::Early { part, body: Bytes::from_static(b"numbers") } }
+        Frame {
+            session,
+            round,
+            content: Content::Early { part, body: Bytes::from_static(b"numbers") },
+            sum: None,
+        }
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! The messages between workers, and their encoding as bytes.
 
-use bytes::Bytes;
+use super::Loss;
+use super::checksums::Changed;
+use bytes::{BufMut, Bytes};
 use distribute_cluster::bounded::{Budget, SHORT};
 use distribute_cluster::{Blame, ReplicaStatus};
 use serde::{Deserialize, Serialize};
@@ -25,6 +27,23 @@ pub struct Frame {
     pub round: u64,
     /// The content of the message.
     pub content: Content,
+    /// The checksum of the body that the sender computed; `None` if the link has no checksums, or if the frame has not
+    /// been received.
+    pub sum: Option<u32>,
+}
+
+/// The length in bytes of the checksums at the end of a head: that of the body, and then that of the head up to here.
+const SUMS: usize = 8;
+
+/// An error: a head cannot be decoded.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum DecodeError {
+    /// The bytes are not a valid head.
+    #[error(transparent)]
+    Malformed(#[from] postcard::Error),
+    /// The checksum of the head differs from that of its sender.
+    #[error("its checksum is {:08x}, but {:08x} was sent", .0.received, .0.sent)]
+    Changed(Changed),
 }
 
 /// The message of a worker in a round.
@@ -49,7 +68,7 @@ pub enum Content {
         /// The workers from which nothing had been received before the deadline.
         late: Vec<usize>,
         /// The index of a worker that became unreachable without making the call, and the reason.
-        lost: Option<(usize, String)>,
+        lost: Option<(usize, Loss)>,
     },
     /// All replicas of the worker have returned, so that it makes no more calls in this session.
     Left {
@@ -86,7 +105,7 @@ enum ContentHead {
         step: u64,
         expired: Option<Duration>,
         late: Vec<usize>,
-        lost: Option<(usize, String)>,
+        lost: Option<(usize, Loss)>,
     },
     Left {
         statuses: Vec<ReplicaStatus>,
@@ -128,16 +147,65 @@ impl Frame {
         Ok((postcard::to_allocvec(&head)?.into(), body))
     }
 
-    /// Decodes a frame.
+    /// Encodes the frame like [`encode`](Self::encode), with the checksum of its body and that of the head.
     ///
     /// # Errors
-    /// Returns an error if the bytes are not a valid frame.
-    pub fn decode(head: &[u8], body: Bytes) -> postcard::Result<Self> {
-        let Head { session, round, content } = if head.len() <= SHORT {
-            postcard::from_bytes(head)?
+    /// Returns an error if the head cannot be serialized.
+    pub fn encode_with_sum(self, sum: u32) -> postcard::Result<(Bytes, Bytes)> {
+        let (head, body) = self.encode()?;
+        let mut bytes = Vec::with_capacity(head.len() + SUMS);
+        bytes.extend_from_slice(&head);
+        bytes.put_u32_le(sum);
+        bytes.put_u32_le(crc32fast::hash(&bytes));
+        Ok((bytes.into(), body))
+    }
+
+    /// Returns the data of the frame, if it has any.
+    pub fn body(&self) -> Option<&Bytes> {
+        match &self.content {
+            Content::Call { body, .. } | Content::Early { body, .. } => Some(body),
+            _ => None,
+        }
+    }
+
+    /// Compares the checksum of the data with that of the sender. Returns `None` if they are equal, or if the sender
+    /// has computed none.
+    pub fn changed(&self) -> Option<Changed> {
+        let data = || match &self.content {
+            Content::Early { part, .. } => format!("bucket {part}"),
+            _ => "the data".to_owned(),
+        };
+        Changed::find(self.body().map_or(&[][..], |body| body), self.sum, data)
+    }
+
+    /// Decodes a frame. A checksum of the head is compared; that of the body is returned in the frame.
+    ///
+    /// # Errors
+    /// - [`DecodeError::Malformed`]: the bytes are not a valid frame.
+    /// - [`DecodeError::Changed`]: the head has arrived changed.
+    pub fn decode(head: &[u8], body: Bytes) -> Result<Self, DecodeError> {
+        let (Head { session, round, content }, rest) = if head.len() <= SHORT {
+            postcard::take_from_bytes(head)?
         } else {
             // INV-28
-            Budget::of(head.len()).decode(&mut postcard::Deserializer::from_bytes(head))?
+            let mut bytes = postcard::Deserializer::from_bytes(head);
+            (Budget::of(head.len()).decode(&mut bytes)?, bytes.finalize()?)
+        };
+        let sum = match rest {
+            [] => None,
+            _ => {
+                let (checked, sent) = head.split_last_chunk().unwrap_or((head, &[0; 4]));
+                let changed = Changed::find(checked, Some(u32::from_le_bytes(*sent)), || {
+                    "the head of a message".into()
+                });
+                match (changed, rest.first_chunk()) {
+                    (None, Some(sum)) if rest.len() == SUMS => Some(u32::from_le_bytes(*sum)),
+                    (Some(changed), _) => return Err(DecodeError::Changed(changed)),
+                    (None, _) => {
+                        return Err(DecodeError::Malformed(postcard::Error::DeserializeUnexpectedEnd));
+                    }
+                }
+            }
         };
         let content = match content {
             ContentHead::Call { digest } => Content::Call { digest, body },
@@ -148,7 +216,7 @@ impl Frame {
             ContentHead::Verdict(blame) => Content::Verdict(blame),
             ContentHead::Early { part } => Content::Early { part, body },
         };
-        Ok(Self { session, round, content })
+        Ok(Self { session, round, content, sum })
     }
 }
 
@@ -173,15 +241,17 @@ mod tests {
                 step: 4,
                 expired: Some(Duration::from_millis(1500)),
                 late: vec![1, 2],
-                lost: Some((2, "reset".to_owned())),
+                lost: Some((2, "reset".into())),
             },
             Content::Left { statuses: statuses.clone() },
             Content::Verdict(Blame::failed(1, 3, &call)),
             Content::Early { part: 2, body: Bytes::from_static(b"numbers") },
         ] {
-            let frame = Frame { session, round: 9, content };
+            let frame = Frame { session, round: 9, content, sum: None };
             let (head, body) = frame.clone().encode().unwrap();
             assert_eq!(Frame::decode(&head, body).unwrap(), frame);
+            let (head, body) = frame.clone().encode_with_sum(7).unwrap();
+            assert_eq!(Frame::decode(&head, body).unwrap(), Frame { sum: Some(7), ..frame });
         }
     }
 
@@ -191,12 +261,36 @@ mod tests {
         let left = |count: usize| {
             let statuses = vec![ReplicaStatus::running(1); count];
             let session = SessionId { name: 1, number: 1 };
-            Frame { session, round: 1, content: Content::Left { statuses } }.encode().unwrap().0
+            let content = Content::Left { statuses };
+            Frame { session, round: 1, content, sum: None }.encode().unwrap().0
         };
         assert!(Frame::decode(&left(1_000), Bytes::new()).is_ok());
         let many = left(2_500_000);
         assert!(many.len() < 16 << 20, "{}", many.len());
         assert!(Frame::decode(&many, Bytes::new()).is_err());
+    }
+
+    // INV-104
+    #[test]
+    fn each_flipped_bit_of_a_frame_with_checksums_is_detected() {
+        let content = Content::Call { digest: u64::MAX / 3, body: Bytes::from_static(b"some numbers") };
+        let session = SessionId { name: u64::MAX / 5, number: 300 };
+        let frame = Frame { session, round: 2, content, sum: None };
+        let sum = crc32fast::hash(b"some numbers");
+        let (head, body) = frame.encode_with_sum(sum).unwrap();
+        assert_eq!(Frame::decode(&head, body.clone()).unwrap().changed(), None);
+        for bit in 0..8 * (head.len() + body.len()) {
+            let (mut head, mut body) = (head.to_vec(), body.to_vec());
+            let at = if bit / 8 < head.len() { &mut head[bit / 8] } else { &mut body[bit / 8 - head.len()] };
+            *at ^= 1 << (bit % 8);
+            let is_of_body = bit / 8 >= head.len();
+            match Frame::decode(&head, body.into()) {
+                // A worker that has sent checksums is lost with its first message without them.
+                Ok(Frame { sum: None, .. }) => assert!(!is_of_body, "bit {bit}"),
+                Ok(frame) => assert!(is_of_body && frame.changed().is_some(), "bit {bit}"),
+                Err(_) => assert!(!is_of_body, "bit {bit}"),
+            }
+        }
     }
 
     proptest! {

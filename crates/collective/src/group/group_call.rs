@@ -1,10 +1,12 @@
 //! A call that the replicas of all workers make together, in one or more rounds.
 
+use super::round::culprits;
 use super::{Buffers, Session};
 use crate::Failure;
 use bytes::Bytes;
-use distribute_cluster::{Blame, Fingerprint, Presence, ReplicaStatus, World};
+use distribute_cluster::{Blame, Corruption, Fingerprint, Operation, Presence, ReplicaStatus, World};
 use distribute_net::Transport;
+use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -66,6 +68,17 @@ impl<'a> GroupCall<'a> {
     /// has already ended the session, that worker's blame.
     pub fn reject(self, blame: Arc<Blame>) -> Arc<Blame> {
         self.session.abort(blame)
+    }
+
+    /// Ends the session on all workers because data of another worker has arrived changed. The other worker is lost to
+    /// this one from now on. Returns the blame that all workers get.
+    pub(super) fn fail_corrupted(&self, corruption: Corruption) -> Arc<Blame> {
+        let (session, world) = (self.session, self.world());
+        session.group().inbox.mark_lost(corruption.sender, corruption.clone());
+        let call = self.statuses.iter().find_map(ReplicaStatus::call).cloned();
+        let call = call.unwrap_or_else(|| Fingerprint::new(Operation::Run, "", Location::caller()));
+        let culprits = culprits(world, &corruption);
+        session.abort(Arc::new(Blame::corrupted(session.step(), culprits, corruption, &call)))
     }
 
     /// Aborts the call because this worker cannot make or continue it. The other workers get an error that names this

@@ -4,7 +4,8 @@
 //   that has sent most of them is lost. Early vectors of later calls are among them. Tests:
 //   `collective/src/group/inbox.rs`, `collective/src/group/early.rs`.
 
-use super::{Frame, SessionId};
+use super::frame::DecodeError;
+use super::{Frame, Loss, SessionId};
 use crate::sync::{Mutex, MutexGuard, Signal, lock};
 use distribute_cluster::Deadline;
 use distribute_files::memory;
@@ -27,6 +28,10 @@ const MEMORY_FRACTION: usize = 2;
 /// frame.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
+/// The reason for which a worker is lost if one of its messages has no checksums, and earlier ones had.
+const WITHOUT_CHECKSUM: &str =
+    "the head of one of its messages has arrived changed: it has no checksum any more";
+
 /// The frames received from other workers, stored by session until they are taken.
 ///
 /// A worker that has made more calls than this one may send frames of a session that this worker has not opened yet;
@@ -43,7 +48,9 @@ struct Shared {
 
 struct State {
     /// The reason why each worker is unreachable; `None` for a worker that is reachable.
-    lost: Vec<Option<String>>,
+    lost: Vec<Option<Loss>>,
+    /// Whether each worker has sent a message with checksums, after which all of its messages must have them.
+    has_sums: Vec<bool>,
     names: HashMap<u64, Sessions>,
     /// The total size in bytes of the queued frames of each worker.
     waiting: Vec<usize>,
@@ -66,7 +73,7 @@ pub enum Event {
     /// A frame from a worker.
     Frame(usize, Frame),
     /// A worker has become unreachable, and all of its frames for the session have been taken.
-    Lost(usize, String),
+    Lost(usize, Loss),
     /// The deadline has passed.
     Expired,
 }
@@ -83,18 +90,14 @@ impl Inbox {
 
     /// Creates an inbox for frames of at most `most` bytes in total.
     fn with_capacity(workers: usize, most: usize) -> Self {
-        let state =
-            State { lost: vec![None; workers], names: HashMap::new(), waiting: vec![0; workers], most };
-        Self(Arc::new(Shared { state: Mutex::new(state), changed: Signal::new() }))
+        Self(Arc::new(Shared { state: Mutex::new(State::new(workers, most)), changed: Signal::new() }))
     }
 
     /// Resets the inbox for a new world of the re-formed group: no worker is lost, no frame has arrived, and no session
     /// is open.
     pub(super) fn reset(&self) {
         let mut state = lock(&self.0.state);
-        let (workers, most) = (state.lost.len(), state.most);
-        let empty =
-            State { lost: vec![None; workers], names: HashMap::new(), waiting: vec![0; workers], most };
+        let empty = State::new(state.lost.len(), state.most);
         let old = std::mem::replace(&mut *state, empty);
         drop(state);
         // Without the lock: frames may hold large buffers.
@@ -111,6 +114,13 @@ impl Inbox {
             // It has sent too much before.
             return;
         }
+        // INV-104
+        let has_sum = &mut state.has_sums[from];
+        match frame.sum {
+            Some(_) => *has_sum = true,
+            None if *has_sum => return self.disconnect(state, from, WITHOUT_CHECKSUM.into()),
+            None => {}
+        }
         let name = frame.session.name;
         if state.names.len() >= MAX_NAMES && !state.names.contains_key(&name) {
             return self.disconnect(state, from, "it opens sessions that no other worker has".into());
@@ -126,7 +136,7 @@ impl Inbox {
             return self.disconnect(
                 state,
                 from,
-                format!("it has sent {MAX_FRAMES} messages that no session receives"),
+                format!("it has sent {MAX_FRAMES} messages that no session receives").into(),
             );
         }
         let memory_size = frame.memory_size();
@@ -140,11 +150,11 @@ impl Inbox {
     }
 
     /// Records that a worker has become unreachable. Only the first reason is kept.
-    pub fn mark_lost(&self, worker: usize, reason: impl Into<String>) {
+    pub fn mark_lost(&self, worker: usize, reason: impl Into<Loss>) {
         self.disconnect(lock(&self.0.state), worker, reason.into());
     }
 
-    fn disconnect(&self, mut state: MutexGuard<'_, State>, worker: usize, reason: String) {
+    fn disconnect(&self, mut state: MutexGuard<'_, State>, worker: usize, reason: Loss) {
         if let Some(lost @ None) = state.lost.get_mut(worker) {
             *lost = Some(reason);
             self.0.changed.notify(&mut *state);
@@ -153,7 +163,7 @@ impl Inbox {
 
     /// Returns the reason why a worker is unreachable; `None` if it is reachable.
     pub fn lost(&self, worker: usize) -> Option<String> {
-        lock(&self.0.state).lost.get(worker).cloned().flatten()
+        lock(&self.0.state).lost.get(worker).and_then(Option::as_ref).map(Loss::to_string)
     }
 
     /// Returns the sequence number of the next session with this name.
@@ -244,6 +254,8 @@ impl Receiver for Inbox {
     fn deliver(&self, from: usize, message: Message) {
         match Frame::decode(&message.head, message.body) {
             Ok(frame) => self.add(from, frame),
+            // The session that reports the loss fills in the receiver.
+            Err(DecodeError::Changed(changed)) => self.mark_lost(from, changed.between(from, from)),
             Err(error) => self.mark_lost(from, format!("its message cannot be read: {error}")),
         }
     }
@@ -254,6 +266,11 @@ impl Receiver for Inbox {
 }
 
 impl State {
+    fn new(workers: usize, most: usize) -> Self {
+        let (lost, has_sums, waiting) = (vec![None; workers], vec![false; workers], vec![0; workers]);
+        Self { lost, has_sums, names: HashMap::new(), waiting, most }
+    }
+
     /// Subtracts the size of a frame that is no longer queued from its worker's total.
     fn release(&mut self, from: usize, frame: &Frame) {
         if let Some(waiting) = self.waiting.get_mut(from) {
@@ -272,11 +289,12 @@ impl State {
             return Vec::new();
         };
         if let Some(lost @ None) = self.lost.get_mut(worker) {
-            *lost = Some(format!(
+            let reason = format!(
                 "it has sent {bytes} bytes that no session receives; the limit is {} bytes, half of the \
                  memory",
                 self.most
-            ));
+            );
+            *lost = Some(reason.into());
         }
         self.waiting[worker] = 0;
         let mut refused = Vec::new();
@@ -338,7 +356,7 @@ pub(super) mod tests {
     }
 
     fn frame(session: SessionId, round: u64) -> Frame {
-        Frame { session, round, content: Content::Left { statuses: Vec::new() } }
+        Frame { session, round, content: Content::Left { statuses: Vec::new() }, sum: None }
     }
 
     #[test]
@@ -399,6 +417,7 @@ pub(super) mod tests {
             session: SessionId { name, number: 1 },
             round: 1,
             content: Content::Early { part: 0, body: vec![0; bytes].into() },
+            sum: None,
         };
         let waiting = || lock(&inbox.0.state).waiting.clone();
         let open = inbox.open(7);

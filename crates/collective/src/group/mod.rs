@@ -23,6 +23,7 @@
 //! | `reformable` | links that are replaced when the group re-forms |
 //! | [`local`] | groups whose workers are threads of this process |
 //! | [`frame`], [`inbox`] | [`Frame`]: a message between workers; [`Inbox`]: received frames, by session |
+//! | [`checksums`], `loss` | [`Checksums`] of messages; [`Loss`]: why a worker is lost to another one |
 //! | [`session`] | [`Session`]: the traffic of one step |
 //! | [`protocol`], [`round`] | a worker in a session, and one round: pure state machines |
 //! | `recorder` | the last calls of this worker, reported with a blame |
@@ -58,6 +59,7 @@
 //   `collective/tests/it/group.rs`, `group/protocol/tests.rs`, `simulation/tests/it/scenarios.rs`.
 
 pub mod buffer;
+pub mod checksums;
 pub mod early;
 mod exact;
 mod fast;
@@ -65,6 +67,7 @@ pub mod frame;
 pub mod group_call;
 pub mod inbox;
 pub mod local;
+mod loss;
 mod native;
 mod native_transport;
 pub mod order;
@@ -82,12 +85,14 @@ mod wire;
 mod workers;
 
 pub use buffer::{Buffer, Buffers, numbers};
+pub use checksums::Checksums;
 pub use distribute_tensor::Wire;
 pub use early::EarlySend;
 pub use frame::{Content, Frame, SessionId};
 pub use group_call::GroupCall;
 pub use inbox::Inbox;
 pub use local::Links;
+pub use loss::Loss;
 pub use order::{Algorithm, Order, SumOptions};
 pub use protocol::Protocol;
 pub use recorder::Waits;

@@ -39,6 +39,10 @@ impl Transport for NativeSumTransport {
         self.links.is_near(worker)
     }
 
+    fn leaves_machine(&self, worker: usize) -> bool {
+        self.links.leaves_machine(worker)
+    }
+
     fn partial_message(&self, worker: usize) -> Option<PartialMessage> {
         self.links.partial_message(worker)
     }

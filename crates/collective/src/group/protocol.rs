@@ -6,7 +6,7 @@
 //! either.
 
 use super::round::{Next, Round};
-use super::{Content, Frame, SessionId};
+use super::{Content, Frame, Loss, SessionId};
 use bytes::Bytes;
 use distribute_cluster::{Blame, Fingerprint, Presence, ReplicaStatus, World};
 use std::sync::Arc;
@@ -97,7 +97,7 @@ pub struct Protocol {
     left: Vec<Option<Vec<ReplicaStatus>>>,
     /// Whether each worker has become unreachable, with the reasons.
     lost: Vec<bool>,
-    reasons: Vec<(usize, String)>,
+    reasons: Vec<(usize, Loss)>,
     current: Option<Current>,
     /// The reason why the session is over, if it is.
     over: Option<Arc<Blame>>,
@@ -191,7 +191,7 @@ impl Protocol {
 
     /// Returns a frame of the current round with the given content.
     pub fn frame(&self, content: Content) -> Frame {
-        Frame { session: self.session, round: self.round, content }
+        Frame { session: self.session, round: self.round, content, sum: None }
     }
 
     /// Begins the next round, unless the session is over. `statuses` contains the statuses of this worker's replicas;
@@ -276,7 +276,8 @@ impl Protocol {
         if let Some(left) = self.left.get_mut(self.world.worker()) {
             *left = Some(statuses.clone());
         }
-        Frame { session: self.session, round: self.round + 1, content: Content::Left { statuses } }
+        let content = Content::Left { statuses };
+        Frame { session: self.session, round: self.round + 1, content, sum: None }
     }
 
     /// Returns whether other workers wait for this worker, whose replicas have returned and [left](Self::leave). If
@@ -349,7 +350,8 @@ impl Protocol {
     }
 
     /// Records that another worker has become unreachable. All of its messages must have been received before.
-    pub fn mark_lost(&mut self, worker: usize, reason: String) {
+    pub fn mark_lost(&mut self, worker: usize, reason: impl Into<Loss>) {
+        let reason = reason.into();
         let Some(lost @ false) = self.lost.get_mut(worker) else { return };
         *lost = true;
         if let Some(current) = &mut self.current {

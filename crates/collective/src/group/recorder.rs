@@ -127,7 +127,7 @@ impl Recorder {
     pub(super) fn log_last_calls(&self, worker: usize, blame: &Blame) {
         let calls = &Lines(self);
         match blame.fault {
-            Fault::TimedOut | Fault::Lost => {
+            Fault::TimedOut | Fault::Lost | Fault::Corrupted => {
                 warn_or_stderr(|| {
                     tracing::warn!("the last calls of worker {worker}, the latest first:{calls}")
                 });

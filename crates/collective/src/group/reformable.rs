@@ -126,6 +126,10 @@ impl Transport for ReformableLinks {
         self.mesh().as_ref().is_some_and(|mesh| mesh.is_near(worker))
     }
 
+    fn leaves_machine(&self, worker: usize) -> bool {
+        self.mesh().as_ref().is_some_and(|mesh| mesh.leaves_machine(worker))
+    }
+
     fn partial_message(&self, worker: usize) -> Option<PartialMessage> {
         self.mesh().as_ref()?.partial_message(worker)
     }

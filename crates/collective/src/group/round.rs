@@ -13,10 +13,9 @@
 //   `collective/tests/it/group.rs`, `collective/tests/it/worlds.rs`, `clusters/multi_worker/faults.rs`,
 //   `simulation/tests/it/scenarios.rs`.
 
-use super::Content;
+use super::{Content, Loss};
 use bytes::Bytes;
-use distribute_cluster::{Blame, Fingerprint, Presence, ReplicaStatus, World};
-use distribute_net::{ENDED, LEFT};
+use distribute_cluster::{Blame, Corruption, Fingerprint, Presence, ReplicaStatus, World};
 use std::time::Duration;
 
 /// One round of a session, as one worker sees it.
@@ -39,7 +38,7 @@ pub struct Round {
     /// number of bytes received so far and the number of bytes of the complete message.
     sending: Vec<(usize, Option<(u64, u64)>)>,
     /// The worker whose loss another worker has reported, and the reason of the loss.
-    their_loss: Option<(usize, String)>,
+    their_loss: Option<(usize, Loss)>,
     /// The verdict of another worker, if that worker decided before this one.
     verdict: Option<Blame>,
 }
@@ -53,11 +52,11 @@ enum Peer {
         digest: u64,
         body: Bytes,
         /// The reason why nothing more will be received from the worker, if there is one.
-        lost: Option<String>,
+        lost: Option<Loss>,
     },
     Statuses(Vec<ReplicaStatus>),
     Left(Vec<ReplicaStatus>),
-    Lost(String),
+    Lost(Loss),
     /// This worker itself.
     ThisWorker,
 }
@@ -119,7 +118,7 @@ impl Round {
         if let Content::Statuses { statuses, .. } | Content::Left { statuses } = &content
             && !statuses.iter().map(|status| status.replica).eq(self.world.replicas_of(worker))
         {
-            return self.mark_lost(worker, "it sent the status of replicas that are not its own".into());
+            return self.mark_lost(worker, "it sent the status of replicas that are not its own");
         }
         let Some(peer) = self.peers.get_mut(worker) else { return };
         match (content, &*peer) {
@@ -148,16 +147,17 @@ impl Round {
             }
             (Content::Left { statuses }, Peer::Silent) => *peer = Peer::Left(statuses),
             // It has left after this round.
-            (Content::Left { .. }, Peer::Calls { .. }) => self.mark_lost(worker, "it has left".into()),
+            (Content::Left { .. }, Peer::Calls { .. }) => self.mark_lost(worker, "it has left"),
             (Content::Left { .. }, _) => {}
             (Content::Early { .. }, _) => {
-                self.mark_lost(worker, "it sent a vector where a call was expected".into())
+                self.mark_lost(worker, "it sent a vector where a call was expected")
             }
         }
     }
 
     /// Records that another worker has become unreachable. A call that the worker has made before still counts.
-    pub fn mark_lost(&mut self, worker: usize, reason: String) {
+    pub fn mark_lost(&mut self, worker: usize, reason: impl Into<Loss>) {
+        let reason = reason.into();
         match self.peers.get_mut(worker) {
             Some(peer @ Peer::Silent) => *peer = Peer::Lost(reason),
             // What it has said still counts: it may have ended after its last call.
@@ -200,7 +200,7 @@ impl Round {
 
     /// Returns the first worker that became unreachable before making this call, and the reason; `None` if there is
     /// none. Workers that left gracefully come after all others, because another loss may be why they left.
-    fn lost(&self) -> Option<(usize, &String)> {
+    fn lost(&self) -> Option<(usize, &Loss)> {
         let own = self.call().map(Fingerprint::digest);
         let lost = self.peers.iter().enumerate().filter_map(|(worker, peer)| match peer {
             Peer::Lost(reason) => Some((worker, reason)),
@@ -208,7 +208,7 @@ impl Round {
             _ => None,
         });
         // Who has gone in order may have done so because of another. The first of equals.
-        lost.min_by_key(|(_, reason)| matches!(reason.as_str(), ENDED | LEFT))
+        lost.min_by_key(|(_, reason)| reason.is_graceful())
     }
 
     /// Returns whether this worker is the one that decides if workers may have received different messages. This is the
@@ -273,7 +273,7 @@ impl Round {
     fn decide_blame(&self) -> Blame {
         let call = self.own.iter().find_map(ReplicaStatus::call).cloned();
         if let (Some((worker, reason)), Some(call)) = (self.lost(), &call) {
-            return Blame::lost(self.step, worker, self.world.replicas_of(worker).collect(), reason, call);
+            return self.blame_loss(worker, reason, call);
         }
         let mut all = Vec::with_capacity(self.world.num_replicas_in_sync());
         for (worker, peer) in self.peers.iter().enumerate() {
@@ -291,7 +291,7 @@ impl Round {
         // A certain fault takes precedence over the guess that somebody is stuck.
         let certain = Blame::decide(self.step, &all).or_else(|| {
             let ((worker, reason), call) = (self.their_loss.as_ref()?, call.as_ref()?);
-            Some(Blame::lost(self.step, *worker, self.world.replicas_of(*worker).collect(), reason, call))
+            Some(self.blame_loss(*worker, reason, call))
         });
         certain.unwrap_or_else(|| {
             // Who came after the deadline is late all the same.
@@ -304,12 +304,32 @@ impl Round {
         })
     }
 
+    /// Returns the blame of a loss.
+    fn blame_loss(&self, worker: usize, loss: &Loss, call: &Fingerprint) -> Blame {
+        match loss {
+            Loss::Link(reason) => {
+                Blame::lost(self.step, worker, self.world.replicas_of(worker).collect(), reason, call)
+            }
+            Loss::Corrupted(corruption) => {
+                let culprits = culprits(self.world, corruption);
+                Blame::corrupted(self.step, culprits, corruption.clone(), call)
+            }
+        }
+    }
+
     /// Returns the status of a replica of a worker that has not made the call.
     fn absent(&self, worker: usize, replica: usize) -> ReplicaStatus {
         let part = self.sending.iter().find_map(|(sending, part)| (*sending == worker).then_some(*part));
         let presence = part.map_or(Presence::Running, |part| Presence::Sending { part });
         ReplicaStatus { presence, ..ReplicaStatus::running(replica) }
     }
+}
+
+/// Returns the replicas of the sender and of the receiver of changed data.
+pub(super) fn culprits(world: World, corruption: &Corruption) -> Vec<usize> {
+    let workers = [corruption.sender, corruption.receiver];
+    let workers = workers.into_iter().filter(|worker| *worker < world.workers());
+    workers.flat_map(|worker| world.replicas_of(worker)).collect()
 }
 
 fn take_body(peer: &mut Peer) -> Bytes {

@@ -3,6 +3,7 @@
 // - INV-31: `abort_call`, which `GroupCall`, `Strategy::abort_peers_on_err` and `merge_call` use. Tests:
 //   `collective/tests/it/group.rs`, `collective/tests/it/worlds.rs`, `clusters/multi_worker/faults.rs`.
 
+use super::checksums::BodySums;
 use super::early::{EarlyReceiver, EarlySend};
 use super::inbox::Event;
 use super::protocol::{Action, Ending, Protocol};
@@ -31,6 +32,10 @@ pub struct Session {
     /// The receiver of vectors that are sent before their call.
     early_receiver: EarlyReceiver,
 }
+
+/// The reason for which a worker that sends no checksums is lost to one that requires them.
+pub(super) const WITHOUT_CHECKSUMS: &str = "its messages have no checksums, which this worker requires: set the same \
+                                            checksums on all workers (DISTRIBUTE_CHECKSUMS)";
 
 #[derive(Debug)]
 struct State {
@@ -165,8 +170,9 @@ impl Session {
         let mut deadline = Deadline::after(timeout);
         self.group.transport.extend_shutdown_wait(timeout);
         if let Some(digest) = protocol.call() {
+            let sums = &mut BodySums::default();
             for worker in self.group.others() {
-                self.group.send(worker, protocol.frame(Content::Call { digest, body: body(worker) }));
+                self.group.send(worker, protocol.frame(Content::Call { digest, body: body(worker) }), sums);
             }
         }
         let Group { inbox, transport, .. } = &self.group;
@@ -295,12 +301,24 @@ impl Session {
 
     fn receive(&self, protocol: &mut Protocol, event: Event) {
         match event {
+            // It was sent after data that has arrived changed.
+            Event::Frame(from, _) if protocol.lost().get(from) == Some(&true) => {}
             Event::Frame(from, frame) => {
-                if let Err(reason) = protocol.receive(from, frame) {
+                // INV-104
+                if let Some(changed) = frame.changed() {
+                    let corruption = changed.between(from, self.world.worker());
+                    self.group.inbox.mark_lost(from, corruption.clone());
+                    // At once, because what it sent after the data may have arrived already.
+                    protocol.mark_lost(from, corruption);
+                } else if frame.sum.is_none() && self.group.requires_checksums() {
+                    self.group.inbox.mark_lost(from, WITHOUT_CHECKSUMS);
+                } else if let Err(reason) = protocol.receive(from, frame) {
                     self.group.inbox.mark_lost(from, reason.to_string());
                 }
             }
-            Event::Lost(worker, reason) => protocol.mark_lost(worker, reason),
+            Event::Lost(worker, reason) => {
+                protocol.mark_lost(worker, reason.received_by(self.world.worker()));
+            }
             Event::Expired => {}
         }
     }
@@ -317,8 +335,9 @@ impl Session {
     }
 
     fn send_to_others(&self, frame: &Frame) {
+        let sums = &mut BodySums::default();
         for worker in self.group.others() {
-            self.group.send(worker, frame.clone());
+            self.group.send(worker, frame.clone(), sums);
         }
     }
 }

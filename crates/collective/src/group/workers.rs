@@ -1,5 +1,6 @@
 //! The processes of a world, seen by one of them.
 
+use super::checksums::{BodySums, Checksums};
 use super::native_transport::NativeSumTransport;
 use super::recorder::{Recorder, Waits};
 use super::reformable::{ReformableLinks, WorkerLocations};
@@ -23,6 +24,7 @@ pub struct Group {
     reformable: Option<Arc<ReformableLinks>>,
     /// The tasks of the cluster, as errors name them.
     tasks: Arc<[Task]>,
+    checksums: Checksums,
 }
 
 /// The tasks and addresses of the workers of one world, which are kept after the group has re-formed; `None` if they
@@ -108,7 +110,8 @@ impl Group {
     pub fn new(world: World, transport: Arc<dyn Transport>, inbox: Inbox) -> Self {
         let buffers = Buffers::new(transport.clone());
         let (initial_world, recorder) = (world, Arc::new(Recorder::new()));
-        Self { initial_world, transport, inbox, recorder, buffers, reformable: None, tasks: Arc::default() }
+        let (reformable, tasks, checksums) = Default::default();
+        Self { initial_world, transport, inbox, recorder, buffers, reformable, tasks, checksums }
     }
 
     /// Sets the tasks by which errors name the workers, in addition to their addresses. `tasks` contains one entry for
@@ -116,6 +119,27 @@ impl Group {
     pub fn tasks(mut self, tasks: impl IntoIterator<Item = Task>) -> Self {
         self.tasks = tasks.into_iter().collect();
         self
+    }
+
+    /// Sets the links on which messages have checksums; [`Checksums::Auto`] by default. It must be the same on all
+    /// workers: with [`Checksums::Always`], a worker without checksums is lost.
+    pub fn checksums(mut self, checksums: Checksums) -> Self {
+        self.checksums = checksums;
+        self
+    }
+
+    /// Returns whether messages to a worker have checksums.
+    fn has_checksums(&self, worker: usize) -> bool {
+        match self.checksums {
+            Checksums::Auto => self.transport.leaves_machine(worker),
+            Checksums::Always => true,
+            Checksums::Never => false,
+        }
+    }
+
+    /// Returns whether messages of all workers must have checksums.
+    pub(super) fn requires_checksums(&self) -> bool {
+        self.checksums == Checksums::Always
     }
 
     /// Returns the task and address of a worker; `None` if they are unknown. The index of the task may differ from the
@@ -195,8 +219,15 @@ impl Group {
         &self.buffers
     }
 
-    pub(super) fn send(&self, to: usize, frame: Frame) {
-        match frame.encode() {
+    /// Sends a frame to a worker. `sums` has the checksum of a body that was sent just before, to another worker.
+    pub(super) fn send(&self, to: usize, frame: Frame, sums: &mut BodySums) {
+        let encoded = if self.has_checksums(to) {
+            let sum = sums.sum(&frame);
+            frame.encode_with_sum(sum)
+        } else {
+            frame.encode()
+        };
+        match encoded {
             Ok((head, body)) => self.transport.send(to, Message { head, body }),
             // Only out of memory; the others get what they can be told.
             Err(error) => self.inbox.mark_lost(to, format!("a message to it cannot be written: {error}")),

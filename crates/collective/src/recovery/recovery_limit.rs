@@ -7,13 +7,16 @@ use distribute_cluster::{Blame, Fault, World};
 pub struct RecoveryLimit {
     /// The number of updates at the last timeout; `None` if there was none.
     updates_at_timeout: Option<u64>,
+    /// The number of updates when data last arrived changed; `None` if none has.
+    updates_at_corruption: Option<u64>,
 }
 
 impl RecoveryLimit {
     /// Returns whether the worker of `world`, which has made the given number of updates, rejoins the group after
     /// `blame`. A worker rejoins after losses and after failures of other workers. It also rejoins after a timeout,
-    /// unless the previous timeout was at the same number of updates; the timeout is recorded. It does not rejoin if
-    /// calls differ or if members have returned, because the next attempt would fail in the same way.
+    /// unless the previous timeout was at the same number of updates, and likewise if data has arrived changed; both
+    /// are recorded. It does not rejoin if calls differ or if members have returned, because the next attempt would
+    /// fail in the same way.
     ///
     /// ```
     /// use distribute_cluster::{Blame, Fingerprint, Operation, World};
@@ -34,6 +37,8 @@ impl RecoveryLimit {
             Fault::Lost => true,
             // Who is late again in what is made again is not lost.
             Fault::TimedOut => self.updates_at_timeout.replace(updates) != Some(updates),
+            // A link that changes data again, before a step is made, has to be replaced.
+            Fault::Corrupted => self.updates_at_corruption.replace(updates) != Some(updates),
             Fault::Failed => !mine(),
             // Another program: it would come to the same again.
             Fault::Mismatch | Fault::Returned => false,
@@ -59,6 +64,7 @@ mod tests {
         for (blame, may_continue) in [
             (blame(Fault::Lost, &[4, 5]), true),
             (blame(Fault::TimedOut, &[2]), true),
+            (blame(Fault::Corrupted, &[2, 3]), true),
             (blame(Fault::Failed, &[0]), true),
             (blame(Fault::Failed, &[3]), false),
             (blame(Fault::Mismatch, &[0]), false),
@@ -75,5 +81,8 @@ mod tests {
         let may_continue = [7, 8, 8, 8].map(|updates| limit.may_continue(&late, world, updates));
         assert_eq!(may_continue, [true, true, false, false]);
         assert!(limit.may_continue(&blame(Fault::Lost, &[2]), world, 8));
+        let changed = blame(Fault::Corrupted, &[2, 3]);
+        let may_continue = [8, 9, 9].map(|updates| limit.may_continue(&changed, world, updates));
+        assert_eq!(may_continue, [true, true, false]);
     }
 }

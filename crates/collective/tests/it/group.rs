@@ -18,16 +18,18 @@ fn workers<T: Send + 'static>(
     replicas: usize,
     body: impl Fn(Group) -> T + Send + Sync + 'static,
 ) -> Vec<T> {
-    watched(move || {
-        let groups = local::groups(Links::Memory, workers, replicas).unwrap();
-        std::thread::scope(|scope| {
-            let threads: Vec<_> = groups.into_iter().map(|group| scope.spawn(|| body(group))).collect();
-            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-        })
+    watched(move || workers_of(local::groups(Links::Memory, workers, replicas).unwrap(), body))
+}
+
+/// Runs `body` for each of these workers, each on its own thread.
+pub fn workers_of<T: Send>(groups: Vec<Group>, body: impl Fn(Group) -> T + Send + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = groups.into_iter().map(|group| scope.spawn(|| body(group))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }
 
-fn call(detail: &str) -> Fingerprint {
+pub fn call(detail: &str) -> Fingerprint {
     Fingerprint::new(Operation::AllReduce, detail, Location::caller())
 }
 

@@ -4,6 +4,7 @@
 
 mod all_reduce;
 mod conformance;
+mod corruption;
 mod flight_recorder;
 mod group;
 #[cfg(all(target_os = "linux", not(shuttle)))]

@@ -57,7 +57,7 @@ pub use distribute_base::DeviceKind;
 #[doc(alias = "DeviceSpec")]
 pub use distribute_base::DeviceName;
 #[doc(inline)]
-pub use distribute_collective::group::{Group, Links};
+pub use distribute_collective::group::{Checksums, Group, Links};
 pub(crate) use distribute_cross_device::internal::{DEFAULT, reduce_by};
 #[doc(inline)]
 pub use distribute_cross_device::{

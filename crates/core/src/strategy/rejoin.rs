@@ -85,7 +85,8 @@ impl Strategy {
     /// Marks this process as one that has joined, or may have joined, a training run in progress. Until
     /// [`finish_catching_up`](Self::finish_catching_up), the process makes no calls with the other workers, and builds
     /// alone what they have already built.
-    pub(super) fn begin_catching_up(&self) {
+    #[doc(hidden)]
+    pub fn begin_catching_up(&self) {
         self.0.workers.begin_catching_up();
     }
 

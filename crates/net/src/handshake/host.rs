@@ -163,7 +163,8 @@ impl Host {
         if hello.digest != own.digest {
             let text = format!(
                 "{other} and {me} are not of the same cluster or program: start all from the same build, with the same \
-                 cluster, the same least number of workers (DISTRIBUTE_MIN_WORKERS) and of spares (DISTRIBUTE_SPARES)"
+                 cluster, the same least number of workers (DISTRIBUTE_MIN_WORKERS), of spares (DISTRIBUTE_SPARES), and the \
+                 same checksums (DISTRIBUTE_CHECKSUMS)"
             );
             return Err(Refusal::new(Reason::Cluster, text));
         }

@@ -159,6 +159,10 @@ impl Transport for Mesh {
         self.shared.link(worker).is_some_and(|link| link.pair().is_some())
     }
 
+    fn leaves_machine(&self, worker: usize) -> bool {
+        self.shared.link(worker).is_some_and(Link::leaves_machine)
+    }
+
     fn partial_message(&self, worker: usize) -> Option<PartialMessage> {
         self.shared.link(worker)?.partial_message()
     }

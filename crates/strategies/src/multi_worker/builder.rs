@@ -1,5 +1,6 @@
 //! The builder of a strategy over several processes.
 
+use super::checksums::checksums;
 use super::elastic::Elastic;
 use super::join::JoinSettings;
 use super::local_steps;
@@ -12,7 +13,7 @@ use distribute_cluster::resolver::{self, ClusterResolver};
 use distribute_cluster::{ClusterError, Job, ReplicaCount, World};
 use distribute_collective::group::Group;
 use distribute_core::internal::{CHECK_DRIFT_EVERY, check_count, prepare, resolve, warn_single};
-use distribute_core::strategy::{Compression, LocalSteps};
+use distribute_core::strategy::{Checksums, Compression, LocalSteps};
 use distribute_core::{CommunicationImplementation, CommunicationOptions, Strategy};
 use distribute_net::{Credentials, SharedMemory};
 use std::time::Duration;
@@ -45,6 +46,7 @@ pub struct MultiWorkerMirroredStrategyBuilder {
     listen: Option<String>,
     join_timeout: Option<Duration>,
     shared_memory: SharedMemory,
+    pub(super) checksums: Option<Checksums>,
     check_drift_every: Option<u64>,
     compression: Compression,
     pub(super) local_steps: Option<LocalSteps>,
@@ -306,10 +308,11 @@ impl MultiWorkerMirroredStrategyBuilder {
     /// Returns a builder with the same settings for a worker of a group, without those of the cluster and of
     /// connections.
     pub(super) fn of_group(&self, group: Group, servers: Option<ServerSettings>) -> Self {
-        let Self { options, check_drift_every, compression, local_steps, tables, .. } = *self;
+        let Self { options, checksums, check_drift_every, compression, local_steps, tables, .. } = *self;
         Self {
             group: Some(group),
             options,
+            checksums,
             check_drift_every,
             compression,
             local_steps,
@@ -333,8 +336,8 @@ impl MultiWorkerMirroredStrategyBuilder {
     ///   replicas are combined with one of them, or the cluster has fewer workers than the minimum, or fewer than two
     ///   workers next to its spares; a group is combined with a cluster resolver, an option for connections, a minimum
     ///   number of workers, spares, or a different number of replicas; an option of [`CommunicationOptions`] is out of
-    ///   range; tables are stored on workers that may be missing; or [local steps](Self::local_steps) are out of range
-    ///   or do not combine with another setting.
+    ///   range; tables are stored on workers that may be missing; an environment variable is malformed; or [local
+    ///   steps](Self::local_steps) are out of range or do not combine with another setting.
     /// - [`Error::Failed`]: the parameter servers that store tables cannot be reached.
     /// - [`Error::Worker`], [`Error::Collective`], [`Error::Server`]: a worker cannot offer its share of tables, cannot
     ///   reach the servers or the shares of the others, or does not build a strategy with the same tables.
@@ -370,7 +373,12 @@ impl MultiWorkerMirroredStrategyBuilder {
         options.check(OPERATION)?;
         self.tables.check(OPERATION)?;
         let check_drift_every = self.check_drift_every.unwrap_or(CHECK_DRIFT_EVERY);
-        if let Some(group) = self.group {
+        let checksums = checksums(self.checksums)?;
+        let of_group = |group: Group| match checksums {
+            Some(checksums) => group.checksums(checksums),
+            None => group,
+        };
+        if let Some(group) = self.group.map(of_group) {
             if self.min_workers.is_some() || self.spares.is_some() {
                 let reason =
                     "a group was passed, whose workers are already fixed: leave out min_workers and spares";
@@ -460,6 +468,7 @@ impl MultiWorkerMirroredStrategyBuilder {
                     tasks,
                     listen: self.listen,
                     shared_memory,
+                    checksums: checksums.unwrap_or_default(),
                     timeout: self.join_timeout,
                     tables: self.tables,
                 })

@@ -5,7 +5,7 @@ use super::tables::ServiceSettings;
 use distribute_base::{Error, Result};
 use distribute_cluster::deadline::DEFAULT_TIMEOUT;
 use distribute_cluster::{Address, ClusterError, Deadline, Stopwatch, Task, World};
-use distribute_collective::group::Group;
+use distribute_collective::group::{Checksums, Group};
 use distribute_log::info_or_stderr;
 use distribute_net::{Claim, Credentials, JoinError, Quorum, Rendezvous, SharedMemory};
 use std::collections::BTreeSet;
@@ -35,6 +35,8 @@ pub(super) struct JoinSettings {
     pub credentials: Credentials,
     pub listen: Option<String>,
     pub shared_memory: SharedMemory,
+    /// The links on which messages have checksums, which must be the same on all workers.
+    pub checksums: Checksums,
     pub timeout: Option<Duration>,
     /// The location of tables, which must be the same on all workers.
     pub tables: TableOptions,
@@ -56,7 +58,7 @@ impl JoinSettings {
                 Err(JoinError::Spare { generation }) => Group::spare(self.all, spare, generation),
                 joined => joined?,
             };
-            Ok(group.tasks(self.tasks.clone()))
+            Ok(group.tasks(self.tasks.clone()).checksums(self.checksums))
         };
         let everybody = (0..self.max_workers).collect();
         let group = self.try_until(deadline, Claim::default(), &everybody, join)?;
@@ -173,11 +175,12 @@ impl JoinSettings {
     fn rendezvous(&self, expected: BTreeSet<usize>) -> Rendezvous {
         let (minimum, tables, version) = (self.min_workers, self.tables, env!("CARGO_PKG_VERSION"));
         let (replicas, maximum, spares) = (self.all.count(), self.max_workers, self.spares());
+        let checksums = self.checksums;
         let mut rendezvous = Rendezvous::new(self.all, self.addresses.clone())
             .tasks(self.tasks.clone())
             .job(self.job.clone())
             .agree_on(
-                format!("{version}, {minimum} at least, {spares} spares, {tables:?}, {replicas:?}")
+                format!("{version}, {minimum} at least, {spares} spares, {tables:?}, {replicas:?}, checksums {checksums}")
                     .as_bytes(),
             )
             .quorum(Quorum { minimum, maximum, expected, grace: self.shrink_after })

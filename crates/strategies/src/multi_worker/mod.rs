@@ -3,6 +3,7 @@
 //! | module | contents |
 //! |---|---|
 //! | `builder` | workers that are processes: their settings, and how they find each other |
+//! | `checksums` | the links on which messages have checksums |
 //! | `join` | the rendezvous, at the start and after a failure |
 //! | `elastic` | the minimum number of workers in elastic training, and the number of spares |
 //! | `local_steps` | steps that each worker trains alone |
@@ -12,6 +13,7 @@
 //! | `table_options`, `tables` | the location of tables; tables that the workers store together |
 
 mod builder;
+mod checksums;
 mod elastic;
 mod join;
 mod local_steps;

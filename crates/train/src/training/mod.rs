@@ -5,18 +5,21 @@
 //!
 //! | module | contents |
 //! |---|---|
+//! | [`drift`] | variables that have drifted, which are healed on request |
 //! | [`failures`] | the errors after which training can resume |
 //! | [`state_transfer`] | the agreement on the position of the training run, and the transfer of its state |
 
+mod drift;
 mod failures;
 mod state_transfer;
 
 use distribute_base::internal::lock;
-use distribute_base::{Error, Result};
+use distribute_base::{Error, ErrorKind, Result};
 use distribute_cluster::{Deadline, Fault, Fingerprint, Operation, Stopwatch};
 use distribute_collective::recovery::{RecoveryLimit, Report};
 use distribute_core::{Checkpoint, Strategy};
 use distribute_log::info_or_stderr;
+use drift::{Healable, Healing};
 use state_transfer::StateTransfer;
 use std::panic::Location;
 use std::sync::Mutex;
@@ -104,6 +107,7 @@ pub struct Training<'a> {
     /// The last generation in which this process agreed with the other workers on the position.
     agreed: AtomicU64,
     failures: Mutex<RecoveryLimit>,
+    healing: Mutex<Healing>,
 }
 
 impl<'a> Training<'a> {
@@ -135,7 +139,7 @@ impl<'a> Training<'a> {
     /// # Ok::<(), distribute::Error>(())
     /// ```
     pub fn builder(parts: Checkpoint<'a>) -> TrainingBuilder<'a> {
-        TrainingBuilder { parts, patience: PATIENCE }
+        TrainingBuilder { parts, patience: PATIENCE, heals_drift: false }
     }
 
     /// Returns the number of times that the group has formed: 1 at first, and one more each time it re-forms.
@@ -221,8 +225,9 @@ impl<'a> Training<'a> {
         Ok(())
     }
 
-    /// Re-forms the group if `error` means that another worker failed or timed out, or that workers are waiting to
-    /// join. New workers are included.
+    /// Re-forms the group if `error` means that another worker failed or timed out, that data arrived changed, or that
+    /// workers are waiting to join. New workers are included. If `error` is [`Error::Drift`], the group stays, and
+    /// drift is [healed](TrainingBuilder::heal_drift) on request.
     ///
     /// After this has returned, all workers have the same state: the state after the last update that the most advanced
     /// worker has completed. Call `iter` again on datasets that were being iterated over. The new iterators continue at
@@ -244,7 +249,10 @@ impl<'a> Training<'a> {
     /// # Errors
     /// - `error` itself: it was not caused by the failure of another worker but, for example, by this worker's own
     ///   data.
-    /// - `error` itself: a worker timed out a second time, with no update between the two timeouts.
+    /// - `error` itself: a worker timed out a second time, or data arrived changed a second time, with no update in
+    ///   between.
+    /// - `error` itself: variables have drifted, and the program has not asked to heal this, no worker is right, or
+    ///   they drifted a second time with no update in between.
     /// - `error` itself: the program connected the workers (with `on_threads`, or with
     ///   `MultiWorkerMirroredStrategyBuilder::group`), so only the program can connect them again.
     /// - [`Error::UnusedSpare`]: the others have continued with a spare in the place of this process, and have ended.
@@ -258,7 +266,26 @@ impl<'a> Training<'a> {
         let mut deadline = Deadline::after(self.patience);
         let (mut lost, mut once_more) = (error, false);
         loop {
-            if deadline.has_passed() || !self.can_continue(&lost) {
+            if deadline.has_passed() {
+                return Err(lost);
+            }
+            let (world, updates) = (self.strategy.world(), self.strategy.updates());
+            let healable = lock(&self.healing).accept(&lost, world, updates);
+            if let Some(healable) = healable {
+                match self.heal(&healable, deadline.remaining(), at) {
+                    Ok(()) => break,
+                    // A state that is spread over the workers cannot be received from one of them.
+                    Err(error) if error.kind() == ErrorKind::RestoreNeeded && error.drift().is_none() => {
+                        self.strategy.finish_catching_up();
+                        return Err(lost);
+                    }
+                    Err(error) => {
+                        lost = error;
+                        continue;
+                    }
+                }
+            }
+            if !self.can_continue(&lost) {
                 return Err(lost);
             }
             let steps = self.strategy.steps();
@@ -275,7 +302,7 @@ impl<'a> Training<'a> {
                 Some(met) => met.map_err(|error| self.without_spare(error, "Training::recover"))?,
                 None => return Err(lost),
             }
-            match self.synchronize(deadline.remaining(), at) {
+            match self.synchronize(deadline.remaining(), at, Ok(())) {
                 Ok(()) => break,
                 // Another worker failed during the rendezvous.
                 Err(error) => lost = error,
@@ -315,6 +342,20 @@ impl<'a> Training<'a> {
         blame.into_iter().flat_map(|blame| &blame.culprits).map(|replica| world.worker_of(*replica)).collect()
     }
 
+    /// Transfers the state of a worker without drift to those on which variables have drifted. The group stays the
+    /// same.
+    ///
+    /// # Errors
+    /// - [`Error::Drift`]: variables still differ.
+    /// - The errors of [`synchronize`](Self::synchronize).
+    fn heal(&self, drift: &Healable, patience: Duration, at: &'static Location<'static>) -> Result<()> {
+        drift.warn(&self.strategy);
+        // As after a rendezvous: a state is saved and restored without calls of all workers.
+        self.strategy.begin_catching_up();
+        self.synchronize(patience, at, drift.require_sound(self.strategy.world().worker()))?;
+        self.strategy.compare_variables(at)
+    }
+
     /// Returns `true` if only workers that have left after a notice caused the error.
     fn has_left(&self, error: &Error) -> bool {
         let (world, leaving) = (self.strategy.world(), self.strategy.notice().leaving());
@@ -333,11 +374,17 @@ impl<'a> Training<'a> {
     }
 
     /// Agrees with the other workers of the rendezvous on the position of the training run, and receives the state if
-    /// necessary. If this process has taken part in training, its state is first rewound to the last update.
-    fn synchronize(&self, patience: Duration, at: &'static Location<'static>) -> Result<()> {
+    /// necessary. If this process has taken part in training, its state is first rewound to the last update. `sound` is
+    /// an error if the state of this worker must be replaced.
+    fn synchronize(
+        &self,
+        patience: Duration,
+        at: &'static Location<'static>,
+        sound: Result<()>,
+    ) -> Result<()> {
         let was_begun = self.begun.load(Ordering::Relaxed);
         let rewind = || self.strategy.rewind_steps().and_then(|()| self.parts.rewind());
-        let torn = if was_begun { rewind() } else { Ok(()) };
+        let torn = if was_begun { rewind().and(sound) } else { Ok(()) };
         match self.strategy.recovery() {
             Some(session) => {
                 let torn = torn.err().map(|error| error.to_string());
@@ -374,6 +421,7 @@ impl<'a> Training<'a> {
 pub struct TrainingBuilder<'a> {
     parts: Checkpoint<'a>,
     patience: Duration,
+    heals_drift: bool,
 }
 
 impl<'a> TrainingBuilder<'a> {
@@ -384,22 +432,44 @@ impl<'a> TrainingBuilder<'a> {
         self
     }
 
+    /// Heals variables that have [drifted apart](Error::Drift) instead of returning the error. If each of them has the
+    /// same value on a majority of the workers, the other workers receive the complete state of a worker that differs
+    /// in none, a warning names variables and workers, and the training continues. This needs three workers. All
+    /// workers must make the same setting.
+    ///
+    /// A worker may have computed gradients with a wrong value before it was found. With `check_drift_every(1)` there
+    /// is no such step, and the weights are bit-identical to those of an undisturbed run. State that is spread over the
+    /// workers, such as a sharded optimizer's, cannot be received from one of them, so the error is returned.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// let strategy = MirroredStrategy::cpus(2)?;
+    /// let state = Checkpoint::new().part("strategy", &strategy);
+    /// let training = Training::builder(state).heal_drift().build()?;
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    pub fn heal_drift(mut self) -> Self {
+        self.heals_drift = true;
+        self
+    }
+
     /// Creates the training run, together with all other workers. See [`Training::new`].
     ///
     /// # Errors
     /// Returns the errors of [`Training::new`].
     #[track_caller]
     pub fn build(self) -> Result<Training<'a>> {
-        let Self { parts, patience } = self;
+        let Self { parts, patience, heals_drift } = self;
         let strategy = parts.joint_strategy("Training::new")?;
         let (begun, agreed, failures) = Default::default();
         let spare = strategy.is_spare();
-        let training = Training { strategy, parts, patience, begun, spare, agreed, failures };
+        let healing = Mutex::new(Healing::new(heals_drift));
+        let training = Training { strategy, parts, patience, begun, spare, agreed, failures, healing };
         training.strategy.set_survives(true);
         if spare {
             training.wait_as_spare()?;
         }
-        match training.synchronize(patience, Location::caller()) {
+        match training.synchronize(patience, Location::caller(), Ok(())) {
             Ok(()) => {}
             Err(error) => training.recover(error)?,
         }

@@ -124,7 +124,7 @@ fn a_worker_that_left_waits_for_no_worker_that_left_or_is_lost() {
     says(&mut protocol, 2, 1, content);
     says(&mut protocol, 2, 2, Content::Left { statuses: failed });
     assert_eq!(protocol.ending(1, TIMEOUT), Ending::Open);
-    protocol.mark_lost(0, "reset".into());
+    protocol.mark_lost(0, "reset");
     assert_eq!(protocol.ending(1, TIMEOUT), Ending::Closed);
 }
 

@@ -1,5 +1,6 @@
 use super::*;
-use distribute_cluster::{Cause, Fault, Operation};
+use distribute_cluster::{Cause, Corruption, Fault, Operation};
+use distribute_net::{ENDED, LEFT};
 use std::panic::Location;
 
 #[test]
@@ -85,7 +86,7 @@ fn a_lost_worker_ends_the_round_before_the_deadline() {
         for other in (0..2).filter(|other| *other != me) {
             round.receive(other, Content::Call { digest: call.digest(), body: Bytes::new() });
         }
-        round.mark_lost(2, "reset".into());
+        round.mark_lost(2, "reset");
         assert!(matches!(round.next(false), Next::Send(Content::Statuses { expired: None, .. })));
         round
     };
@@ -103,7 +104,7 @@ fn a_worker_that_others_have_lost_is_named_also_by_one_that_it_still_talks_to() 
     let timeout = Duration::from_secs(60);
     let mut round = Round::new(World::new(3, 2, 1).unwrap(), 1, statuses(2), timeout);
     for (worker, other) in [(0, 1), (1, 0)] {
-        let lost = Some((other, "reset".to_owned()));
+        let lost = Some((other, "reset".into()));
         let (statuses, expired, late) = (statuses(worker), None, vec![]);
         round.receive(worker, Content::Statuses { statuses, step: 1, expired, late, lost });
     }
@@ -152,7 +153,7 @@ fn a_worker_that_left_is_named_only_if_no_other_is_lost() {
         let call = Fingerprint::new(Operation::AllReduce, "", Location::caller());
         let own = vec![ReplicaStatus::waiting(0, call)];
         let mut round = Round::new(World::new(3, 0, 1).unwrap(), 1, own, Duration::from_secs(60));
-        (1..).zip(others).for_each(|(worker, reason)| round.mark_lost(worker, reason.to_owned()));
+        (1..).zip(others).for_each(|(worker, reason)| round.mark_lost(worker, reason));
         assert!(
             matches!(round.next(true), Next::Send(Content::Statuses { lost: Some((worker, _)), .. }) if worker == named)
         );
@@ -168,9 +169,42 @@ fn a_worker_that_is_lost_after_another_call_is_lost_and_not_late() {
     let statuses = vec![ReplicaStatus::waiting(0, own)];
     let mut round = Round::new(World::new(2, 0, 1).unwrap(), 1, statuses, Duration::from_secs(60));
     round.receive(1, Content::Call { digest: other.digest(), body: Bytes::new() });
-    round.mark_lost(1, "reset".into());
+    round.mark_lost(1, "reset");
     assert!(round.has_lost());
     assert!(matches!(round.next(false), Next::Send(_)));
     let Next::Over(blame) = round.next(false) else { panic!("it is over") };
     assert_eq!((blame.fault, blame.culprits), (Fault::Lost, vec![1]));
+}
+
+// INV-2, INV-104
+#[test]
+fn changed_data_is_blamed_alike_by_its_receiver_its_sender_and_a_third() {
+    let call = Fingerprint::new(Operation::AllReduce, "", Location::caller());
+    let (data, timeout) = ("bucket 1".to_owned(), Duration::from_secs(60));
+    let changed = Corruption { sender: 0, receiver: 2, data, bytes: 12, sent: 1, received: 2 };
+    let statuses = |worker: usize| vec![ReplicaStatus::waiting(worker, call.clone())];
+    let told = |from: usize, round: &mut Round| {
+        let lost = Some((0, Loss::Corrupted(changed.clone())));
+        let statuses = statuses(from);
+        round.receive(from, Content::Statuses { statuses, step: 1, expired: None, late: vec![], lost });
+    };
+    let blames: Vec<Blame> = (0..3)
+        .map(|me| {
+            let mut round = Round::new(World::new(3, me, 1).unwrap(), 1, statuses(me), timeout);
+            for other in (0..3).filter(|other| *other != me) {
+                match (me, other) {
+                    (2, 0) => round.mark_lost(0, changed.clone()),
+                    (_, 2) => told(2, &mut round),
+                    _ => round.receive(other, Content::Call { digest: call.digest(), body: Bytes::new() }),
+                }
+            }
+            assert!(matches!(round.next(false), Next::Send(Content::Statuses { lost: Some((0, _)), .. })));
+            let Next::Over(blame) = round.next(true) else { panic!("it is over") };
+            blame
+        })
+        .collect();
+    for blame in &blames {
+        assert_eq!((blame.fault, &blame.culprits[..]), (Fault::Corrupted, &[0, 2][..]));
+        assert_eq!(blame.to_string(), blames[0].to_string());
+    }
 }

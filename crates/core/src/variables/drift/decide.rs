@@ -1,7 +1,7 @@
-//! Decides which variable has drifted, and on which workers, from the checksums of all workers.
+//! Decides which variables have drifted, and on which workers, from the checksums of all workers.
 
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The checksum of a variable on one worker.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -14,60 +14,110 @@ pub(super) struct VariableChecksum {
     pub(super) sum: u32,
 }
 
-/// A variable that has drifted.
+/// The variables that have drifted.
 #[derive(Debug, PartialEq)]
 pub(super) struct Drift {
-    pub(super) variable: String,
-    /// The workers whose value differs from the majority's; all workers if no value has a majority.
+    /// The names of the variables that differ, in the order of creation. There is at least one.
+    pub(super) variables: Vec<String>,
+    /// The workers on which the value of a variable differs from the majority's; all workers if a variable has no value
+    /// that a majority has.
     pub(super) workers: Vec<usize>,
     /// The description of the difference, for an error message.
     pub(super) text: String,
 }
 
-/// Returns the first variable, in the order of creation, that differs between workers. Variables that a worker lacks,
-/// or has with a different name, dtype or shape, are skipped. `all` contains the checksums of each worker, sorted by
-/// id.
+/// The checksums of a variable that differs.
+struct Differing<'a> {
+    of_first: &'a VariableChecksum,
+    /// The workers with each checksum, sorted by the first worker.
+    holders: Vec<Vec<usize>>,
+    /// The number of workers.
+    workers: usize,
+}
+
+/// Returns the variables that differ between workers. Variables that a worker lacks, or has with a different name,
+/// dtype or shape, are skipped. `all` contains the checksums of each worker, sorted by id. Returns `None` if no
+/// variable differs.
 pub(super) fn find_drift(all: &[Vec<VariableChecksum>]) -> Option<Drift> {
     let (first, others) = all.split_first()?;
-    let mut drifted = first.iter().filter_map(|sum| {
+    let differing = first.iter().filter_map(|sum| {
         let same = |theirs: &&VariableChecksum| (&theirs.name, &theirs.value) == (&sum.name, &sum.value);
         let find = |theirs: &Vec<VariableChecksum>| {
             let found = theirs.binary_search_by_key(&sum.id, |theirs| theirs.id).ok()?;
             theirs.get(found).filter(same).map(|theirs| theirs.sum)
         };
         let theirs: Option<Vec<u32>> = others.iter().map(find).collect();
-        let sums: Vec<u32> = std::iter::once(sum.sum).chain(theirs?).collect();
-        sums.iter().any(|other| *other != sum.sum).then_some((sum, sums))
+        Differing::new(sum, std::iter::once(sum.sum).chain(theirs?))
     });
-    let (sum, sums) = drifted.next()?;
-    let number = 1 + drifted.count();
-    let mut holders: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
-    for (worker, sum) in sums.iter().enumerate() {
-        holders.entry(*sum).or_default().push(worker);
+    let differing: Vec<_> = differing.collect();
+    let (one, rest) = differing.split_first()?;
+    let named = one.workers_that_differ();
+    let of_all: BTreeSet<usize> = differing.iter().flat_map(Differing::workers_that_differ).collect();
+    let elsewhere: Vec<usize> = of_all.iter().copied().filter(|worker| !named.contains(worker)).collect();
+    let mut text = one.describe(&rest.iter().map(|other| &*other.of_first.name).collect::<Vec<_>>());
+    if !elsewhere.is_empty() {
+        text += &format!("; others of them differ on {}", in_words(&elsewhere));
     }
-    let most = holders.values().find(|workers| 2 * workers.len() > sums.len());
-    let differs = |worker: &usize| most.is_none_or(|most| !most.contains(worker));
-    let workers: Vec<usize> = (0..sums.len()).filter(differs).collect();
-    let what = match number {
-        1 => format!("variable {} ({})", sum.name, sum.value),
-        more => format!("variable {} ({}), the first of {more} that differ,", sum.name, sum.value),
-    };
-    let text = match most {
-        Some(most) => {
-            let others = match most.len() {
-                1 => "that of the other one".to_string(),
-                more => format!("that of the other {more}"),
-            };
-            format!("{what} on {} is not {others}", in_words(&workers))
+    let variables = differing.iter().map(|one| one.of_first.name.clone()).collect();
+    Some(Drift { variables, workers: of_all.into_iter().collect(), text })
+}
+
+impl<'a> Differing<'a> {
+    /// Returns `None` if all checksums are equal.
+    fn new(of_first: &'a VariableChecksum, sums: impl Iterator<Item = u32>) -> Option<Self> {
+        let (mut holders, mut workers): (BTreeMap<u32, Vec<usize>>, _) = (BTreeMap::new(), 0);
+        for (worker, sum) in sums.enumerate() {
+            holders.entry(sum).or_default().push(worker);
+            workers += 1;
         }
-        None => {
-            let mut groups: Vec<_> = holders.into_values().collect();
-            groups.sort();
-            let groups: Vec<_> = groups.iter().map(|workers| in_words(workers)).collect();
-            format!("{what} is not the same on {}, and no value is that of most", groups.join(" as on "))
+        let mut holders: Vec<_> = holders.into_values().collect();
+        holders.sort();
+        (holders.len() > 1).then_some(Self { of_first, holders, workers })
+    }
+
+    /// Returns the workers with the value that more than half of all workers have; `None` if there is no such value.
+    fn majority(&self) -> Option<&Vec<usize>> {
+        self.holders.iter().find(|workers| 2 * workers.len() > self.workers)
+    }
+
+    /// Returns the workers whose value is not that of the majority; all workers if there is no majority.
+    fn workers_that_differ(&self) -> Vec<usize> {
+        let most = self.majority();
+        (0..self.workers).filter(|worker| most.is_none_or(|most| !most.contains(worker))).collect()
+    }
+
+    /// Describes the difference. `others` are the names of the other variables that differ.
+    fn describe(&self, others: &[&str]) -> String {
+        const SHOWN: usize = 5;
+        let VariableChecksum { name, value, .. } = self.of_first;
+        let what = match others.len() {
+            0 => format!("variable {name} ({value})"),
+            more if more > SHOWN => {
+                let (shown, rest) = (others[..SHOWN].join(", "), more - SHOWN);
+                format!(
+                    "variable {name} ({value}), the first of {} that differ ({shown} and {rest} more),",
+                    more + 1
+                )
+            }
+            more => {
+                let shown = others.join(", ");
+                format!("variable {name} ({value}), the first of {} that differ (then {shown}),", more + 1)
+            }
+        };
+        match self.majority() {
+            Some(most) => {
+                let others = match most.len() {
+                    1 => "that of the other one".to_string(),
+                    more => format!("that of the other {more}"),
+                };
+                format!("{what} on {} is not {others}", in_words(&self.workers_that_differ()))
+            }
+            None => {
+                let groups: Vec<_> = self.holders.iter().map(|workers| in_words(workers)).collect();
+                format!("{what} is not the same on {}, and no value is that of most", groups.join(" as on "))
+            }
         }
-    };
-    Some(Drift { variable: sum.name.clone(), workers, text })
+    }
 }
 
 /// Formats a list of workers, such as `worker 1` or `workers 1, 2 and 5`. Shortens long lists.
@@ -135,9 +185,26 @@ mod tests {
         let other_shape = VariableChecksum { value: "float32[3]".into(), ..sum(1, "b", 9) };
         let theirs = vec![other_shape, sum(5, "z", 2), sum(6, "a", 2), sum(7, "only there", 1)];
         let drifted = find_drift(&[mine.clone(), theirs, mine]).unwrap();
-        assert_eq!((drifted.variable.as_str(), drifted.workers), ("z", vec![1]));
-        let text =
-            "variable z (float32[2]), the first of 2 that differ, on worker 1 is not that of the other 2";
+        assert_eq!((&drifted.variables[..], drifted.workers), (&["z".into(), "a".into()][..], vec![1]));
+        let text = "variable z (float32[2]), the first of 2 that differ (then a), on worker 1 is not that of the other 2";
         assert_eq!(drifted.text, text);
+    }
+
+    #[test]
+    fn workers_of_all_variables_are_named_and_long_lists_are_cut() {
+        // Worker 3 differs in the first of nine, and worker 1 in the others.
+        let of = |worker: usize| -> Vec<VariableChecksum> {
+            let differs = |id| (id == 0 && worker == 3) || (id > 0 && worker == 1);
+            (0..9).map(|id| sum(id, &format!("v{id}"), u32::from(differs(id)))).collect()
+        };
+        let drifted = find_drift(&(0..5).map(of).collect::<Vec<_>>()).unwrap();
+        assert_eq!(drifted.workers, [1, 3]);
+        assert_eq!(drifted.variables.len(), 9);
+        let text = "variable v0 (float32[2]), the first of 9 that differ (v1, v2, v3, v4, v5 and 3 more), on worker 3 \
+                    is not that of the other 4; others of them differ on worker 1";
+        assert_eq!(drifted.text, text);
+        // Without a majority for one of them, no worker is known to be right.
+        let of = |worker: usize| vec![sum(1, "a", u32::from(worker == 0)), sum(2, "b", worker as u32)];
+        assert_eq!(find_drift(&(0..3).map(of).collect::<Vec<_>>()).unwrap().workers, [0, 1, 2]);
     }
 }

@@ -11,7 +11,7 @@
 //! | module | contents |
 //! |---|---|
 //! | `plan` | the elements that are compared in a step, as a pure function of the variables' sizes |
-//! | `decide` | the variable that has drifted, and the workers on which it differs, as a pure function |
+//! | `decide` | the variables that have drifted, and the workers on which they differ, as a pure function |
 
 // - **INV-37** Variables that have to be the same on all workers are compared between them, each within a number of
 //   steps, at a time when no thread writes them. If one differs, no step begins, and all workers get one error that
@@ -21,7 +21,7 @@
 mod decide;
 mod plan;
 
-use self::decide::{VariableChecksum, find_drift};
+use self::decide::{Drift, VariableChecksum, find_drift};
 use self::plan::ComparisonPlan;
 use super::variable::{Variable, WeakVariable};
 use crate::strategy::{Strategy, wire};
@@ -202,15 +202,23 @@ impl Strategy {
             }
             return Ok(());
         }
+        // If none differs any more, a thread was writing during the first comparison.
+        self.compare_variables(at)
+    }
+
+    /// Compares all variables that must be equal on all workers. All workers must make this call.
+    ///
+    /// # Errors
+    /// Returns the errors of [`require_no_drift`](Self::require_no_drift).
+    #[doc(hidden)]
+    pub fn compare_variables(&self, at: &'static Location<'static>) -> Result<()> {
         let sums = self.abort_peers_on_err(self.extension::<DriftCheck>().sums())?;
-        let call =
-            || Fingerprint::new(Operation::Run, "checksums of all variables, of which one differs", at);
+        let call = || Fingerprint::new(Operation::Run, "checksums of all variables", at);
         let records =
             self.worker_call("run", call, |mut calling| calling.all_gather_bytes(wire::encode(&sums)))?;
         let all: Vec<Vec<VariableChecksum>> = wire::decode_all("run", &records.unwrap_or_default())
             .map_err(|error| self.with_process(error))?;
-        // If none differs any more, a thread was writing during the first comparison.
-        let Some(drifted) = find_drift(&all) else {
+        let Some(Drift { variables, workers, text }) = find_drift(&all) else {
             self.extension::<DriftCheck>().set_compared(self.steps());
             return Ok(());
         };
@@ -219,12 +227,13 @@ impl Strategy {
             "{}{}; it drifted apart within the last {every} steps: restore a checkpoint from before step {} on all \
              workers, or restart them.{} What a worker writes between steps has to be the same on all; if it is, \
              suspect the memory or the processor of a machine. Values that should differ belong in an ON_READ variable",
-            drifted.text,
-            self.describe_processes(&drifted.workers),
+            text,
+            self.describe_processes(&workers),
             step.saturating_sub(every).max(1),
             cause_after_rendezvous(self.generation()),
         );
-        Err(Error::Drift { step, variable: drifted.variable, workers: drifted.workers, reason })
+        let variable = variables.first().cloned().unwrap_or_default();
+        Err(Error::Drift { step, variable, variables, workers, reason })
     }
 }
 

@@ -169,7 +169,10 @@ fn the_first_created_is_named_and_the_majority_of_five_is_right() {
     assert_eq!(workers, [1, 4], "{text}");
     // `linear` asks for its weight first.
     assert_eq!(variable, "z.weight");
-    let what = "variable z.weight (float32[3, 40]), the first of 4 that differ, on workers 1 and 4 is not that of the other 3;";
+    let what = "variable z.weight (float32[3, 40]), the first of 4 that differ (then z.bias, a.weight, a.bias), on workers 1 \
+                and 4 is not that of the other 3;";
+    let Error::Drift { variables, .. } = &errors[0] else { panic!("{text}") };
+    assert_eq!(variables[..], ["z.weight", "z.bias", "a.weight", "a.bias"]);
     assert!(text.contains(what), "{text}");
 }
 

@@ -6,6 +6,8 @@ mod compression;
 mod cross;
 mod drift;
 mod faults;
+mod flips;
+mod heal;
 mod input;
 mod local_steps;
 mod logical;

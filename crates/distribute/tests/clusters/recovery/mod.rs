@@ -2,6 +2,7 @@
 
 mod autoencoder;
 mod cell;
+mod changed;
 mod compressed;
 mod dealt;
 mod disk;

@@ -2,13 +2,18 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+
+/// The least number of bytes read at once in which a bit is flipped. They are part of a large message.
+const LARGE: usize = 16 << 10;
 
 /// A relay that forwards messages to its address, and the answers.
 pub struct Relay {
     pub address: SocketAddr,
     open: Arc<Mutex<Vec<Pair>>>,
+    /// The number of bits that are still to flip.
+    flips: Arc<AtomicUsize>,
 }
 
 /// Both sides of a connection.
@@ -16,18 +21,20 @@ struct Pair {
     sides: [TcpStream; 2],
     /// Whether messages from this side are dropped.
     silent: [Arc<AtomicBool>; 2],
+    flips: Arc<AtomicUsize>,
 }
 
 impl Relay {
     /// Creates a relay to this address. It closes connections while no process listens there.
     pub fn to(address: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let relay = Self { address: listener.local_addr().unwrap(), open: Arc::default() };
-        let open = relay.open.clone();
+        let own = listener.local_addr().unwrap();
+        let relay = Self { address: own, open: Arc::default(), flips: Arc::default() };
+        let (open, flips) = (relay.open.clone(), relay.flips.clone());
         std::thread::spawn(move || {
             for one in listener.incoming().map_while(Result::ok) {
                 let Ok(other) = TcpStream::connect(address) else { continue };
-                let pair = Pair { sides: [one, other], silent: Default::default() };
+                let pair = Pair { sides: [one, other], silent: Default::default(), flips: flips.clone() };
                 pair.pass_on();
                 open.lock().unwrap().push(pair);
             }
@@ -38,6 +45,11 @@ impl Relay {
     /// Closes all connections. New connections are forwarded.
     pub fn close(&self) {
         self.open.lock().unwrap().drain(..).for_each(|pair| pair.close());
+    }
+
+    /// Flips a bit in each of this number of large messages, from now on.
+    pub fn flip_bits(&self, number: usize) {
+        self.flips.store(number, Ordering::SeqCst);
     }
 
     /// Drops all further messages of existing connections without closing them. New connections are forwarded.
@@ -57,6 +69,11 @@ impl Relay {
     }
 }
 
+/// Subtracts one, unless the number is 0. Returns whether it did.
+fn take_one(number: &AtomicUsize) -> bool {
+    number.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |number| number.checked_sub(1)).is_ok()
+}
+
 impl Drop for Relay {
     fn drop(&mut self) {
         self.close();
@@ -68,7 +85,7 @@ impl Pair {
         for side in [0, 1] {
             let [mut from, mut to] = [side, 1 - side].map(|side| self.sides[side].try_clone().unwrap());
             to.set_nodelay(true).unwrap();
-            let silent = self.silent[side].clone();
+            let (silent, flips) = (self.silent[side].clone(), self.flips.clone());
             std::thread::spawn(move || {
                 let mut bytes = vec![0; 1 << 16];
                 loop {
@@ -76,6 +93,12 @@ impl Pair {
                         Ok(0) | Err(_) => break,
                         // As if it got lost on the way.
                         Ok(_) if silent.load(Ordering::SeqCst) => {}
+                        Ok(some) if some >= LARGE && take_one(&flips) => {
+                            bytes[some / 2] ^= 4;
+                            if to.write_all(&bytes[..some]).is_err() {
+                                break;
+                            }
+                        }
                         Ok(some) if to.write_all(&bytes[..some]).is_err() => break,
                         Ok(_) => {}
                     }

@@ -1,0 +1,143 @@
+//! Variables that have drifted on a minority of the workers, and are healed by the state of another worker.
+
+use candle_core::{Device, Tensor, Var};
+use candle_nn::{Module, linear};
+use distribute::strategy::Links;
+use distribute::{
+    Adam, Checkpoint, Dataset, Error, MultiWorkerMirroredStrategy, Result, Strategy, Training, Variable,
+};
+use distribute_collective::group::local;
+use distribute_testing::watched;
+use std::cell::Cell;
+use std::thread;
+
+/// The case of a test.
+#[derive(Clone, Copy)]
+struct Case {
+    workers: usize,
+    /// The workers on which a bit flips, in the middle of the training.
+    culprits: &'static [usize],
+    /// The number of steps within which all variables are compared.
+    every: u64,
+    heals: bool,
+    /// Whether the variable that drifts is a component of the training.
+    is_component: bool,
+    sharded: bool,
+}
+
+const CASE: Case =
+    Case { workers: 3, culprits: &[1], every: 1, heals: true, is_component: true, sharded: false };
+
+/// The number of steps before a bit flips.
+const BEFORE: u64 = 5;
+
+fn flip(variable: &Var) -> Result<()> {
+    let mut elements = variable.flatten_all()?.to_vec1::<f32>()?;
+    elements[3] = f32::from_bits(elements[3].to_bits() ^ 1 << 22);
+    Ok(variable.set(&Tensor::from_vec(elements, variable.dims(), &Device::Cpu)?)?)
+}
+
+/// Trains, and returns the checksum of the weights and the number of times that the closure began.
+fn train(strategy: &Strategy, case: Case) -> Result<(String, u32)> {
+    let other = strategy
+        .scope(|| Variable::new("other", Tensor::zeros(8, candle_core::DType::F32, &Device::Cpu)?))?;
+    let model = strategy.replicate(|vb| linear(4, 3, vb.pp("fc")))?;
+    let mut optimizer = Adam::new(&model.variables, 0.05)?;
+    if case.sharded {
+        optimizer = optimizer.shard_state()?;
+    }
+    let points = Tensor::arange(0f32, 96., &Device::Cpu)?.sin()?.reshape((24, 4))?;
+    let batches = strategy.distribute_dataset(Dataset::from_slices(points)?.shuffle(24, 3).batch(6))?;
+    let state = Checkpoint::new().part("strategy", strategy).part("model", &model.variables);
+    let state = state.part("optimizer", &optimizer).part("batches", &batches);
+    let training = Training::builder(state);
+    let training = if case.heals { training.heal_drift() } else { training };
+    let (training, has_flipped, begun) = (training.build()?, Cell::new(false), Cell::new(0));
+    training.run(|| {
+        begun.set(begun.get() + 1);
+        while batches.position().epoch < 4 {
+            for batch in &batches {
+                let is_time = optimizer.finished_steps() == BEFORE
+                    && !has_flipped.replace(optimizer.finished_steps() >= BEFORE);
+                if is_time && case.culprits.contains(&strategy.world().worker()) {
+                    if case.is_component {
+                        flip(&model.variables.trainable()?[1].1)?;
+                    } else {
+                        other.assign(Tensor::ones(8, candle_core::DType::F32, &Device::Cpu)?)?;
+                    }
+                }
+                strategy.run((&model, batch?), |ctx, (model, points)| {
+                    optimizer.minimize(ctx, model.forward(&points)?.sqr()?.mean_all()?, points.dim(0)?)
+                })?;
+            }
+        }
+        Ok(())
+    })?;
+    Ok((model.variables.sha256()?, begun.get()))
+}
+
+fn trained(case: Case) -> Vec<Result<(String, u32)>> {
+    watched(move || {
+        let groups = local::groups(Links::Memory, case.workers, 1).unwrap();
+        thread::scope(|scope| {
+            let start = |group| {
+                scope.spawn(move || {
+                    let builder = MultiWorkerMirroredStrategy::builder().group(group);
+                    train(&builder.check_drift_every(case.every).build()?, case)
+                })
+            };
+            let threads: Vec<_> = groups.into_iter().map(start).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    })
+}
+
+/// Returns the error of each worker.
+fn errors(case: Case) -> Vec<Error> {
+    trained(case).into_iter().map(|result| result.unwrap_err()).collect()
+}
+
+// INV-105
+#[test]
+fn weights_after_healing_are_those_of_an_undisturbed_training() {
+    for (workers, culprits) in [(3, &[0][..]), (3, &[1]), (3, &[2]), (5, &[0, 3])] {
+        let case = Case { workers, ..CASE };
+        let undisturbed = trained(Case { culprits: &[], ..case }).remove(0).unwrap();
+        assert_eq!(undisturbed.1, 1);
+        for healed in trained(Case { culprits, ..case }) {
+            assert_eq!(healed.unwrap(), (undisturbed.0.clone(), 2), "{culprits:?} of {workers}");
+        }
+    }
+}
+
+// INV-105
+#[test]
+fn drift_that_is_found_later_leaves_all_workers_with_the_same_weights() {
+    let all: Vec<_> = trained(Case { every: 4, ..CASE }).into_iter().map(Result::unwrap).collect();
+    assert!(all.iter().all(|one| *one == all[0]) && all[0].1 == 2, "{all:?}");
+}
+
+// INV-105
+#[test]
+fn without_a_majority_or_the_option_all_workers_get_the_error() {
+    for case in [Case { workers: 2, ..CASE }, Case { heals: false, ..CASE }] {
+        let errors = errors(case);
+        let text = super::one_message(&errors, &["run: before step 6, variable fc.", "restore a checkpoint"]);
+        assert!(matches!(errors[0], Error::Drift { step: 6, .. }), "{text}");
+    }
+}
+
+// INV-105
+#[test]
+fn a_variable_outside_of_the_state_is_named_after_the_attempt() {
+    let errors = errors(Case { is_component: false, ..CASE });
+    let text =
+        super::one_message(&errors, &["variable other (float32[8]) on worker 1 is not that of the other 2"]);
+    assert!(matches!(errors[0], Error::Drift { .. }), "{text}");
+}
+
+#[test]
+fn a_state_that_is_spread_over_the_workers_is_not_healed() {
+    let errors = errors(Case { sharded: true, ..CASE });
+    assert!(errors.iter().all(|error| matches!(error, Error::Drift { .. })), "{errors:#?}");
+}
