@@ -7,16 +7,16 @@ use distribute_cluster::{Blame, Fault, World};
 pub struct RecoveryLimit {
     /// The number of updates at the last timeout; `None` if there was none.
     updates_at_timeout: Option<u64>,
-    /// The number of updates when data last arrived changed; `None` if none has.
-    updates_at_corruption: Option<u64>,
+    /// The step in which data last arrived changed; `None` if there was none.
+    step_of_corruption: Option<u64>,
 }
 
 impl RecoveryLimit {
     /// Returns whether the worker of `world`, which has made the given number of updates, rejoins the group after
     /// `blame`. A worker rejoins after losses and after failures of other workers. It also rejoins after a timeout,
-    /// unless the previous timeout was at the same number of updates, and likewise if data has arrived changed; both
-    /// are recorded. It does not rejoin if calls differ or if members have returned, because the next attempt would
-    /// fail in the same way.
+    /// unless the previous timeout was at the same number of updates, and after data has arrived changed, unless that
+    /// happened in the same step before; both are recorded. It does not rejoin if calls differ or if members have
+    /// returned, because the next attempt would fail in the same way.
     ///
     /// ```
     /// use distribute_cluster::{Blame, Fingerprint, Operation, World};
@@ -37,8 +37,9 @@ impl RecoveryLimit {
             Fault::Lost => true,
             // Who is late again in what is made again is not lost.
             Fault::TimedOut => self.updates_at_timeout.replace(updates) != Some(updates),
-            // A link that changes data again, before a step is made, has to be replaced.
-            Fault::Corrupted => self.updates_at_corruption.replace(updates) != Some(updates),
+            // A link that changes data of a step again has to be replaced. The step is the same on all workers, unlike
+            // the number of updates: some workers may have made that of the step.
+            Fault::Corrupted => self.step_of_corruption.replace(blame.step) != Some(blame.step),
             Fault::Failed => !mine(),
             // Another program: it would come to the same again.
             Fault::Mismatch | Fault::Returned => false,
@@ -81,8 +82,19 @@ mod tests {
         let may_continue = [7, 8, 8, 8].map(|updates| limit.may_continue(&late, world, updates));
         assert_eq!(may_continue, [true, true, false, false]);
         assert!(limit.may_continue(&blame(Fault::Lost, &[2]), world, 8));
-        let changed = blame(Fault::Corrupted, &[2, 3]);
-        let may_continue = [8, 9, 9].map(|updates| limit.may_continue(&changed, world, updates));
-        assert_eq!(may_continue, [true, true, false]);
+    }
+
+    #[test]
+    fn after_changed_data_all_workers_decide_alike_even_if_some_have_made_the_update() {
+        let changed = |step| Blame { step, ..blame(Fault::Corrupted, &[2, 3]) };
+        // The first has made the update of step 7, whose state the second receives.
+        for updates in [[7, 7, 7], [6, 7, 7]] {
+            let (world, mut limit) = (World::new(3, 1, 2).unwrap(), RecoveryLimit::default());
+            let may_continue = [7, 8, 8]
+                .into_iter()
+                .zip(updates)
+                .map(|(step, updates)| limit.may_continue(&changed(step), world, updates));
+            assert_eq!(may_continue.collect::<Vec<_>>(), [true, true, false], "{updates:?}");
+        }
     }
 }
