@@ -178,35 +178,52 @@ impl Frame {
         Changed::find(self.body().map_or(&[][..], |body| body), self.sum, data)
     }
 
-    /// Decodes a frame. A checksum of the head is compared; that of the body is returned in the frame.
+    /// Decodes a frame that may have checksums. That of the head is compared; that of the body is returned in the
+    /// frame.
     ///
     /// # Errors
     /// - [`DecodeError::Malformed`]: the bytes are not a valid frame.
     /// - [`DecodeError::Changed`]: the head has arrived changed.
     pub fn decode(head: &[u8], body: Bytes) -> Result<Self, DecodeError> {
-        let (Head { session, round, content }, rest) = if head.len() <= SHORT {
-            postcard::take_from_bytes(head)?
-        } else {
-            // INV-28
-            let mut bytes = postcard::Deserializer::from_bytes(head);
-            (Budget::of(head.len()).decode(&mut bytes)?, bytes.finalize()?)
-        };
-        let sum = match rest {
-            [] => None,
+        let (decoded, rest) = Head::take(head)?;
+        let sum = match rest.len() {
+            0 => None,
+            SUMS => Some(compare_head(head)?.1),
             _ => {
-                let (checked, sent) = head.split_last_chunk().unwrap_or((head, &[0; 4]));
-                let changed = Changed::find(checked, Some(u32::from_le_bytes(*sent)), || {
-                    "the head of a message".into()
-                });
-                match (changed, rest.first_chunk()) {
-                    (None, Some(sum)) if rest.len() == SUMS => Some(u32::from_le_bytes(*sum)),
-                    (Some(changed), _) => return Err(DecodeError::Changed(changed)),
-                    (None, _) => {
-                        return Err(DecodeError::Malformed(postcard::Error::DeserializeUnexpectedEnd));
-                    }
-                }
+                compare_head(head)?;
+                return Err(DecodeError::Malformed(postcard::Error::DeserializeUnexpectedEnd));
             }
         };
+        Ok(decoded.into_frame(body, sum))
+    }
+
+    /// Decodes a frame like [`decode`](Self::decode), from a worker that sends checksums. That of the head is compared
+    /// before anything else, so that no changed byte is decoded.
+    ///
+    /// # Errors
+    /// Returns the errors of [`decode`](Self::decode).
+    pub fn decode_with_sum(head: &[u8], body: Bytes) -> Result<Self, DecodeError> {
+        let (head, sum) = compare_head(head)?;
+        match Head::take(head)? {
+            (decoded, []) => Ok(decoded.into_frame(body, Some(sum))),
+            _ => Err(DecodeError::Malformed(postcard::Error::DeserializeUnexpectedEnd)),
+        }
+    }
+}
+
+impl Head {
+    /// Decodes a head, and returns the bytes after it.
+    fn take(bytes: &[u8]) -> postcard::Result<(Self, &[u8])> {
+        if bytes.len() <= SHORT {
+            return postcard::take_from_bytes(bytes);
+        }
+        // INV-28
+        let mut decoder = postcard::Deserializer::from_bytes(bytes);
+        Ok((Budget::of(bytes.len()).decode(&mut decoder)?, decoder.finalize()?))
+    }
+
+    fn into_frame(self, body: Bytes, sum: Option<u32>) -> Frame {
+        let Self { session, round, content } = self;
         let content = match content {
             ContentHead::Call { digest } => Content::Call { digest, body },
             ContentHead::Statuses { statuses, step, expired, late, lost } => {
@@ -216,8 +233,20 @@ impl Frame {
             ContentHead::Verdict(blame) => Content::Verdict(blame),
             ContentHead::Early { part } => Content::Early { part, body },
         };
-        Ok(Self { session, round, content, sum })
+        Frame { session, round, content, sum }
     }
+}
+
+/// Compares the checksum of a head with checksums. Returns the head without them, and the checksum of the body.
+fn compare_head(head: &[u8]) -> Result<(&[u8], u32), DecodeError> {
+    let (checked, sent) = head.split_last_chunk().unwrap_or((head, &[0; 4]));
+    let changed = Changed::find(checked, Some(u32::from_le_bytes(*sent)), || "the head of a message".into());
+    if let Some(changed) = changed {
+        return Err(DecodeError::Changed(changed));
+    }
+    let too_short = postcard::Error::DeserializeUnexpectedEnd;
+    let (head, sum) = checked.split_last_chunk().ok_or(too_short)?;
+    Ok((head, u32::from_le_bytes(*sum)))
 }
 
 #[cfg(test)]
@@ -251,7 +280,9 @@ mod tests {
             let (head, body) = frame.clone().encode().unwrap();
             assert_eq!(Frame::decode(&head, body).unwrap(), frame);
             let (head, body) = frame.clone().encode_with_sum(7).unwrap();
-            assert_eq!(Frame::decode(&head, body).unwrap(), Frame { sum: Some(7), ..frame });
+            let received = Frame { sum: Some(7), ..frame };
+            assert_eq!(Frame::decode(&head, body.clone()).unwrap(), received);
+            assert_eq!(Frame::decode_with_sum(&head, body).unwrap(), received);
         }
     }
 
@@ -284,8 +315,14 @@ mod tests {
             let at = if bit / 8 < head.len() { &mut head[bit / 8] } else { &mut body[bit / 8 - head.len()] };
             *at ^= 1 << (bit % 8);
             let is_of_body = bit / 8 >= head.len();
-            match Frame::decode(&head, body.into()) {
-                // A worker that has sent checksums is lost with its first message without them.
+            let body = Bytes::from(body);
+            match Frame::decode_with_sum(&head, body.clone()) {
+                Ok(frame) => assert!(is_of_body && frame.changed().is_some(), "bit {bit}"),
+                Err(DecodeError::Changed(_)) => assert!(!is_of_body, "bit {bit}"),
+                Err(error) => panic!("bit {bit}: {error}"),
+            }
+            // The first message of a worker, which may send none.
+            match Frame::decode(&head, body) {
                 Ok(Frame { sum: None, .. }) => assert!(!is_of_body, "bit {bit}"),
                 Ok(frame) => assert!(is_of_body && frame.changed().is_some(), "bit {bit}"),
                 Err(_) => assert!(!is_of_body, "bit {bit}"),
@@ -298,8 +335,10 @@ mod tests {
         fn bytes_that_are_no_frame_are_an_error_or_another_frame(
             bytes in proptest::collection::vec(any::<u8>(), 0..200),
         ) {
-            if let Ok(frame) = Frame::decode(&bytes, Bytes::new()) {
-                prop_assert!(frame.encode().is_ok());
+            for decode in [Frame::decode, Frame::decode_with_sum] {
+                if let Ok(frame) = decode(&bytes, Bytes::new()) {
+                    prop_assert!(frame.encode().is_ok());
+                }
             }
         }
     }
