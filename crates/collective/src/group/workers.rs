@@ -24,7 +24,8 @@ pub struct Group {
     reformable: Option<Arc<ReformableLinks>>,
     /// The tasks of the cluster, as errors name them.
     tasks: Arc<[Task]>,
-    checksums: Checksums,
+    /// The links on which messages have checksums, if that has been set.
+    checksums: Option<Checksums>,
 }
 
 /// The tasks and addresses of the workers of one world, which are kept after the group has re-formed; `None` if they
@@ -124,13 +125,19 @@ impl Group {
     /// Sets the links on which messages have checksums; [`Checksums::Auto`] by default. It must be the same on all
     /// workers: with [`Checksums::Always`], a worker without checksums is lost.
     pub fn checksums(mut self, checksums: Checksums) -> Self {
-        self.checksums = checksums;
+        self.checksums = Some(checksums);
+        self
+    }
+
+    /// Acts like [`checksums`](Self::checksums), unless that has been called.
+    pub fn default_checksums(mut self, checksums: Checksums) -> Self {
+        self.checksums.get_or_insert(checksums);
         self
     }
 
     /// Returns whether messages to a worker have checksums.
     fn has_checksums(&self, worker: usize) -> bool {
-        match self.checksums {
+        match self.checksums.unwrap_or_default() {
             Checksums::Auto => self.transport.leaves_machine(worker),
             Checksums::Always => true,
             Checksums::Never => false,
@@ -139,7 +146,7 @@ impl Group {
 
     /// Returns whether messages of all workers must have checksums.
     pub(super) fn requires_checksums(&self) -> bool {
-        self.checksums == Checksums::Always
+        self.checksums == Some(Checksums::Always)
     }
 
     /// Returns the task and address of a worker; `None` if they are unknown. The index of the task may differ from the
@@ -270,5 +277,27 @@ impl Group {
         let world = self.world();
         let me = world.worker();
         (0..world.workers()).filter(move |worker| *worker != me)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Links, local};
+    use super::*;
+
+    #[test]
+    fn a_default_of_checksums_replaces_no_setting() {
+        let group = || local::groups(Links::Memory, 1, 1).unwrap().remove(0);
+        for (setting, requires) in
+            [(None, true), (Some(Checksums::Never), false), (Some(Checksums::Auto), false)]
+        {
+            let group = setting.map_or_else(group, |setting| group().checksums(setting));
+            assert_eq!(
+                group.default_checksums(Checksums::Always).requires_checksums(),
+                requires,
+                "{setting:?}"
+            );
+        }
+        assert!(!group().requires_checksums());
     }
 }

@@ -374,9 +374,11 @@ impl MultiWorkerMirroredStrategyBuilder {
         self.tables.check(OPERATION)?;
         let check_drift_every = self.check_drift_every.unwrap_or(CHECK_DRIFT_EVERY);
         let checksums = checksums(self.checksums)?;
-        let of_group = |group: Group| match checksums {
-            Some(checksums) => group.checksums(checksums),
-            None => group,
+        let of_group = |group: Group| match (self.checksums, checksums) {
+            (Some(checksums), _) => group.checksums(checksums),
+            // The environment does not replace what the program has set for the group.
+            (None, Some(checksums)) => group.default_checksums(checksums),
+            (None, None) => group,
         };
         if let Some(group) = self.group.map(of_group) {
             if self.min_workers.is_some() || self.spares.is_some() {
