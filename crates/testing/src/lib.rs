@@ -29,7 +29,7 @@ pub use certificates::{certificates, certificates_of};
 pub use files::names_in;
 pub use page::{block, compare_bytes};
 #[cfg(unix)]
-pub use port::Port;
+pub use port::{Port, own_address};
 pub use random::{SplitMix, fuzz_inputs};
 pub use skipped::skipped;
 pub use watched::{watched, watched_for};

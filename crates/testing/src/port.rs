@@ -1,7 +1,7 @@
 //! Ports for processes that a test starts.
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with, sockopt};
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
 use std::os::fd::OwnedFd;
 
 /// A port of the loopback interface, reserved until the value is dropped: the system assigns it to no other socket, but
@@ -34,6 +34,15 @@ impl Port {
     pub fn address(&self) -> SocketAddr {
         self.address
     }
+}
+
+/// Returns an address of this machine that is not a loopback address; `None` if it has none.
+pub fn own_address() -> Option<IpAddr> {
+    let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
+    // Nothing is sent: the system chooses the address from which it would be.
+    socket.connect("192.0.2.1:9").ok()?;
+    let address = socket.local_addr().ok()?.ip();
+    (!address.is_loopback() && !address.is_unspecified()).then_some(address)
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ mod elastic;
 mod endpoint;
 mod faults;
 mod handshake;
+mod machines;
 mod refusals;
 mod rendezvous;
 #[cfg(target_os = "linux")]

@@ -171,7 +171,16 @@ pub fn meshes(
     host: &str,
     setup: impl Fn(Rendezvous) -> Rendezvous + Sync,
 ) -> Vec<(Mesh, Arc<Kept>)> {
-    let listener = Listener::bind(&format!("{host}:0")).unwrap();
+    meshes_on(workers, Listener::bind(&format!("{host}:0")).unwrap(), host, setup)
+}
+
+/// Joins all workers of a world, whose leader has this listener, each on a thread.
+pub fn meshes_on(
+    workers: usize,
+    listener: Listener,
+    host: &str,
+    setup: impl Fn(Rendezvous) -> Rendezvous + Sync,
+) -> Vec<(Mesh, Arc<Kept>)> {
     let addresses = addresses(workers, host, listener.address().unwrap().port());
     let mut listener = Some(listener);
     std::thread::scope(|scope| {
