@@ -1,6 +1,6 @@
 //! Links that leave the machine, whose messages have checksums by default, and links that do not.
 
-use crate::support::{KINDS, meshes, meshes_on, world};
+use crate::support::{KINDS, certificates, meshes, meshes_on, world};
 use distribute_net::{Identity, Listener, Rendezvous, Secret, SharedMemory, Transport};
 use distribute_testing::{own_address, skipped, watched};
 
@@ -27,7 +27,13 @@ fn a_loopback_address_in_the_form_of_ipv6_is_one() {
     // It accepts 127.0.0.1 as ::ffff:127.0.0.1.
     let Ok(listener) = Listener::bind("[::]:0") else { return skipped("this machine has no IPv6") };
     watched(|| {
-        for (mesh, _) in meshes_on(2, listener, "127.0.0.1", with_secret(SharedMemory::Never)) {
+        // TLS at all addresses, unlike with a secret.
+        let folder = tempfile::tempdir().unwrap();
+        let identity = Identity::Certificates(certificates(folder.path(), "worker"));
+        let setup = move |rendezvous: Rendezvous| {
+            rendezvous.credentials(identity.clone()).shared_memory(SharedMemory::Never)
+        };
+        for (mesh, _) in meshes_on(2, listener, "127.0.0.1", setup) {
             assert!((0..2).all(|worker| !mesh.leaves_machine(worker)), "{mesh:?}");
         }
     });

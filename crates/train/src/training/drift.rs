@@ -1,9 +1,10 @@
 //! Variables that have drifted on a minority of the workers, which receive the state of another worker.
 
-// - INV-105: `Healing` decides, and `Training::heal` makes the transfer of a recovery without a rendezvous. Tests:
-//   `training/drift.rs`, `multi_worker/heal.rs`.
+// - INV-105: `Healing` decides from values that are the same on all workers, and `Training::heal` makes the transfer of
+//   a recovery without a rendezvous. A process whose variables have drifted gives its state to no other until it has
+//   received one, even if the group re-forms. Tests: `training/drift.rs`, `multi_worker/heal.rs`, `recovery/healed.rs`.
 
-use distribute_base::{Error, Result};
+use distribute_base::Error;
 use distribute_cluster::World;
 use distribute_core::Strategy;
 use distribute_log::warn_or_stderr;
@@ -16,8 +17,8 @@ const NAMED: usize = 5;
 pub(super) struct Healing {
     /// Whether the program has asked for it.
     pub is_enabled: bool,
-    /// The number of updates when drift was last healed; `None` if it never was.
-    healed_at: Option<u64>,
+    /// The step before which drift was last healed; `None` if it was not since the group formed.
+    healed_before: Option<u64>,
 }
 
 /// A drift that can be healed.
@@ -32,19 +33,25 @@ pub(super) struct Healable {
 impl Healing {
     /// Creates the rule. If `is_enabled` is `false`, no drift is healed.
     pub fn new(is_enabled: bool) -> Self {
-        Self { is_enabled, healed_at: None }
+        Self { is_enabled, healed_before: None }
     }
 
     /// Returns the drift that an error reports, if it can be healed: the program has asked for it, some worker differs
-    /// in no variable, and an update was made since drift was last healed. `updates` is the number of updates, which is
-    /// recorded.
-    pub fn accept(&mut self, error: &Error, world: World, updates: u64) -> Option<Healable> {
+    /// in no variable, and the step is later than that of the last drift. The step is recorded. The decision is the
+    /// same on all workers, unlike one from the number of updates, which may have drifted as well.
+    pub fn accept(&mut self, error: &Error, world: World) -> Option<Healable> {
         let Some(Error::Drift { step, variables, workers, .. }) = error.drift() else { return None };
         let is_healable = self.is_enabled && (1..world.workers()).contains(&workers.len());
-        if !is_healable || self.healed_at.replace(updates) == Some(updates) {
+        if !is_healable || self.healed_before.is_some_and(|healed| *step <= healed) {
             return None;
         }
+        self.healed_before = Some(*step);
         Some(Healable { step: *step, variables: variables.clone(), workers: workers.clone() })
+    }
+
+    /// Forgets the last drift, after the group has re-formed, because a replacement process has not seen it.
+    pub fn forget(&mut self) {
+        self.healed_before = None;
     }
 }
 
@@ -62,14 +69,6 @@ impl Healable {
             );
         });
     }
-
-    /// Returns an error if this worker's variables have drifted, so that its state is not that of others.
-    pub fn require_sound(&self, worker: usize) -> Result<()> {
-        if self.workers.contains(&worker) {
-            return Err(Error::other("its variables have drifted from those of the others"));
-        }
-        Ok(())
-    }
 }
 
 fn listed(names: &[String]) -> String {
@@ -83,29 +82,54 @@ fn listed(names: &[String]) -> String {
 mod tests {
     use super::*;
 
-    fn drift(workers: &[usize]) -> Error {
+    /// An error of a program.
+    #[derive(Debug)]
+    struct OfProgram(Error);
+
+    impl std::fmt::Display for OfProgram {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("an epoch failed")
+        }
+    }
+
+    impl std::error::Error for OfProgram {
+        fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+            Some(&self.0)
+        }
+    }
+
+    fn drift_before(step: u64, workers: &[usize]) -> Error {
         let names = vec!["w".to_owned()];
         let (workers, reason) = (workers.to_vec(), String::new());
-        Error::Drift { step: 8, variable: "w".into(), variables: names, workers, reason }
+        Error::Drift { step, variable: "w".into(), variables: names, workers, reason }
+    }
+
+    fn drift(workers: &[usize]) -> Error {
+        drift_before(8, workers)
     }
 
     // INV-105
     #[test]
-    fn drift_is_healed_if_some_worker_is_right_and_once_between_updates() {
+    fn drift_is_healed_if_some_worker_is_right_and_once_before_a_step() {
         let (world, enabled) = (World::new(3, 1, 1).unwrap(), Healing::new(true));
         for (error, workers) in [
             (drift(&[1]), Some(vec![1])),
             (drift(&[0, 2]), Some(vec![0, 2])),
             (drift(&[0, 1, 2]), None),
             (Error::other(drift(&[2])), Some(vec![2])),
+            (Error::other(OfProgram(drift(&[2]))), Some(vec![2])),
+            (Error::worker_failed(1, Error::other(OfProgram(Error::other(drift(&[2]))))), Some(vec![2])),
             (Error::other("another error"), None),
         ] {
-            let accepted = enabled.clone().accept(&error, world, 7).map(|healable| healable.workers);
+            let accepted = enabled.clone().accept(&error, world).map(|healable| healable.workers);
             assert_eq!(accepted, workers, "{error}");
         }
-        assert_eq!(Healing::new(false).accept(&drift(&[1]), world, 7), None);
+        assert_eq!(Healing::new(false).accept(&drift(&[1]), world), None);
         let mut healing = enabled;
-        let accepted = [7, 7, 8].map(|updates| healing.accept(&drift(&[1]), world, updates).is_some());
-        assert_eq!(accepted, [true, false, true]);
+        let accepted = [7, 7, 6, 8].map(|step| healing.accept(&drift_before(step, &[1]), world).is_some());
+        assert_eq!(accepted, [true, false, false, true]);
+        // A replacement accepts it.
+        healing.forget();
+        assert!(healing.accept(&drift_before(8, &[1]), world).is_some());
     }
 }

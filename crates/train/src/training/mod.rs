@@ -108,6 +108,9 @@ pub struct Training<'a> {
     agreed: AtomicU64,
     failures: Mutex<RecoveryLimit>,
     healing: Mutex<Healing>,
+    /// Whether variables of this process have drifted, and it has not received the state of another worker since. It
+    /// stays set while the group re-forms.
+    unsound: AtomicBool,
 }
 
 impl<'a> Training<'a> {
@@ -249,16 +252,16 @@ impl<'a> Training<'a> {
     /// # Errors
     /// - `error` itself: it was not caused by the failure of another worker but, for example, by this worker's own
     ///   data.
-    /// - `error` itself: a worker timed out a second time, or data arrived changed a second time, with no update in
-    ///   between.
+    /// - `error` itself: a worker timed out a second time, with no update in between, or data arrived changed a second
+    ///   time in the same step.
     /// - `error` itself: variables have drifted, and the program has not asked to heal this, no worker is right, or
-    ///   they drifted a second time with no update in between.
+    ///   they drifted a second time before the same step or an earlier one.
     /// - `error` itself: the program connected the workers (with `on_threads`, or with
     ///   `MultiWorkerMirroredStrategyBuilder::group`), so only the program can connect them again.
     /// - [`Error::UnusedSpare`]: the others have continued with a spare in the place of this process, and have ended.
     /// - [`Error::Join`]: a worker does not join within the [patience](TrainingBuilder::patience).
     /// - [`Error::Failed`] of the kind `RestoreNeeded`: no worker has a complete state, because a step makes several
-    ///   updates and only some of them were applied.
+    ///   updates and only some of them were applied, or because the variables of all that are left have drifted.
     /// - The error of a component whose state cannot be saved or restored.
     #[track_caller]
     pub fn recover(&self, error: Error) -> Result<()> {
@@ -269,14 +272,12 @@ impl<'a> Training<'a> {
             if deadline.has_passed() {
                 return Err(lost);
             }
-            let (world, updates) = (self.strategy.world(), self.strategy.updates());
-            let healable = lock(&self.healing).accept(&lost, world, updates);
+            let healable = lock(&self.healing).accept(&lost, self.strategy.world());
             if let Some(healable) = healable {
                 match self.heal(&healable, deadline.remaining(), at) {
                     Ok(()) => break,
                     // A state that is spread over the workers cannot be received from one of them.
                     Err(error) if error.kind() == ErrorKind::RestoreNeeded && error.drift().is_none() => {
-                        self.strategy.finish_catching_up();
                         return Err(lost);
                     }
                     Err(error) => {
@@ -302,7 +303,8 @@ impl<'a> Training<'a> {
                 Some(met) => met.map_err(|error| self.without_spare(error, "Training::recover"))?,
                 None => return Err(lost),
             }
-            match self.synchronize(deadline.remaining(), at, Ok(())) {
+            lock(&self.healing).forget();
+            match self.synchronize(deadline.remaining(), at) {
                 Ok(()) => break,
                 // Another worker failed during the rendezvous.
                 Err(error) => lost = error,
@@ -350,9 +352,15 @@ impl<'a> Training<'a> {
     /// - The errors of [`synchronize`](Self::synchronize).
     fn heal(&self, drift: &Healable, patience: Duration, at: &'static Location<'static>) -> Result<()> {
         drift.warn(&self.strategy);
+        if drift.workers.contains(&self.strategy.world().worker()) {
+            self.unsound.store(true, Ordering::Relaxed);
+        }
         // As after a rendezvous: a state is saved and restored without calls of all workers.
         self.strategy.begin_catching_up();
-        self.synchronize(patience, at, drift.require_sound(self.strategy.world().worker()))?;
+        let transferred = self.synchronize(patience, at);
+        // Also after an error: no rendezvous may follow.
+        self.strategy.finish_catching_up();
+        transferred?;
         self.strategy.compare_variables(at)
     }
 
@@ -374,23 +382,19 @@ impl<'a> Training<'a> {
     }
 
     /// Agrees with the other workers of the rendezvous on the position of the training run, and receives the state if
-    /// necessary. If this process has taken part in training, its state is first rewound to the last update. `sound` is
-    /// an error if the state of this worker must be replaced.
-    fn synchronize(
-        &self,
-        patience: Duration,
-        at: &'static Location<'static>,
-        sound: Result<()>,
-    ) -> Result<()> {
+    /// necessary. If this process has taken part in training, its state is first rewound to the last update.
+    fn synchronize(&self, patience: Duration, at: &'static Location<'static>) -> Result<()> {
         let was_begun = self.begun.load(Ordering::Relaxed);
         let rewind = || self.strategy.rewind_steps().and_then(|()| self.parts.rewind());
-        let torn = if was_begun { rewind().and(sound) } else { Ok(()) };
+        let torn = if was_begun { rewind().and_then(|()| self.require_sound()) } else { Ok(()) };
         match self.strategy.recovery() {
             Some(session) => {
                 let torn = torn.err().map(|error| error.to_string());
                 let agreed = self.agreed.load(Ordering::Relaxed);
-                let Self { strategy, parts, begun, .. } = self;
-                let transfer = StateTransfer { strategy, parts, begun, session, patience, at };
+                let heals_drift = lock(&self.healing).is_enabled;
+                let Self { strategy, parts, begun, unsound, .. } = self;
+                let transfer =
+                    StateTransfer { strategy, parts, begun, unsound, heals_drift, session, patience, at };
                 let source = transfer.run(Report {
                     begun: was_begun,
                     spare: self.spare && !was_begun,
@@ -412,6 +416,16 @@ impl<'a> Training<'a> {
         self.agreed.store(self.strategy.generation(), Ordering::Relaxed);
         self.strategy.finish_catching_up();
         Ok(())
+    }
+
+    /// Returns an error if the state of this process must be replaced, because its variables have drifted.
+    fn require_sound(&self) -> Result<()> {
+        if !self.unsound.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let reason = "variables of this worker have drifted from those of the others, and it has not received the \
+                      state of another worker since: restore the last checkpoint";
+        Err(Error::failed(ErrorKind::RestoreNeeded, "Training::recover", reason))
     }
 }
 
@@ -435,11 +449,12 @@ impl<'a> TrainingBuilder<'a> {
     /// Heals variables that have [drifted apart](Error::Drift) instead of returning the error. If each of them has the
     /// same value on a majority of the workers, the other workers receive the complete state of a worker that differs
     /// in none, a warning names variables and workers, and the training continues. This needs three workers. All
-    /// workers must make the same setting.
+    /// workers must make the same setting; if one differs, the error of [`build`](Self::build) names it.
     ///
-    /// A worker may have computed gradients with a wrong value before it was found. With `check_drift_every(1)` there
-    /// is no such step, and the weights are bit-identical to those of an undisturbed run. State that is spread over the
-    /// workers, such as a sharded optimizer's, cannot be received from one of them, so the error is returned.
+    /// A worker may have computed gradients with a wrong value before it was found. With `check_drift_every(1)` and
+    /// without local steps there is no such step, and the weights are bit-identical to those of an undisturbed run.
+    /// State that is spread over the workers, such as a sharded optimizer's, cannot be received from one of them, so
+    /// the error is returned.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -461,15 +476,16 @@ impl<'a> TrainingBuilder<'a> {
     pub fn build(self) -> Result<Training<'a>> {
         let Self { parts, patience, heals_drift } = self;
         let strategy = parts.joint_strategy("Training::new")?;
-        let (begun, agreed, failures) = Default::default();
+        let (begun, agreed, failures, unsound) = Default::default();
         let spare = strategy.is_spare();
         let healing = Mutex::new(Healing::new(heals_drift));
-        let training = Training { strategy, parts, patience, begun, spare, agreed, failures, healing };
+        let training =
+            Training { strategy, parts, patience, begun, spare, agreed, failures, healing, unsound };
         training.strategy.set_survives(true);
         if spare {
             training.wait_as_spare()?;
         }
-        match training.synchronize(patience, Location::caller(), Ok(())) {
+        match training.synchronize(patience, Location::caller()) {
             Ok(()) => {}
             Err(error) => training.recover(error)?,
         }

@@ -22,6 +22,10 @@ pub(super) struct StateTransfer<'a> {
     pub parts: &'a Checkpoint<'a>,
     /// Whether this process has already taken part in the training run.
     pub begun: &'a AtomicBool,
+    /// Whether variables of this process have drifted, so that it must receive a state.
+    pub unsound: &'a AtomicBool,
+    /// Whether drift is healed, which must be the same on all workers.
+    pub heals_drift: bool,
     pub session: Session,
     /// The maximum time to wait for all workers. Newly started workers first build their models.
     pub patience: Duration,
@@ -65,13 +69,15 @@ impl StateTransfer<'_> {
         // If another worker fails before all have the state, this process has a valid state.
         self.strategy.set_counters(counters);
         self.begun.store(true, Ordering::Relaxed);
+        self.unsound.store(false, Ordering::Relaxed);
         Ok(())
     }
 
     fn swap(&self, round: &Round) -> Result<Vec<Bytes>> {
         // Newly started workers build their models first. All workers need the same components.
         let (what, timeout) = if round.is_first {
-            (format!("where {:?} stands", self.parts), self.patience)
+            let heals = if self.heals_drift { ", with heal_drift" } else { "" };
+            (format!("where {:?} stands{heals}", self.parts), self.patience)
         } else {
             (round.what.clone(), self.strategy.extended().timeout())
         };

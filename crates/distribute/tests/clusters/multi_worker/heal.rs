@@ -2,6 +2,8 @@
 
 use candle_core::{Device, Tensor, Var};
 use candle_nn::{Module, linear};
+use distribute::checkpoint::{Checkpointed, Reader, Restore, Writer};
+use distribute::cluster::Fault;
 use distribute::strategy::Links;
 use distribute::{
     Adam, Checkpoint, Dataset, Error, MultiWorkerMirroredStrategy, Result, Strategy, Training, Variable,
@@ -19,17 +21,41 @@ struct Case {
     culprits: &'static [usize],
     /// The number of steps within which all variables are compared.
     every: u64,
-    heals: bool,
+    /// Whether a worker asks for drift to be healed.
+    heals: fn(usize) -> bool,
     /// Whether the variable that drifts is a component of the training.
     is_component: bool,
     sharded: bool,
+    /// Whether a component of the training cannot be saved.
+    is_unsaved: bool,
 }
 
-const CASE: Case =
-    Case { workers: 3, culprits: &[1], every: 1, heals: true, is_component: true, sharded: false };
+const CASE: Case = Case {
+    workers: 3,
+    culprits: &[1],
+    every: 1,
+    heals: |_| true,
+    is_component: true,
+    sharded: false,
+    is_unsaved: false,
+};
 
 /// The number of steps before a bit flips.
 const BEFORE: u64 = 5;
+
+/// A component that may be one that cannot be saved.
+struct Component {
+    is_unsaved: bool,
+}
+
+impl Checkpointed for Component {
+    fn save(&self, _: &str, _: &mut Writer) -> Result<()> {
+        if self.is_unsaved { Err(Error::other("it cannot be saved")) } else { Ok(()) }
+    }
+    fn restore<'a>(&'a self, _: &str, _: &Reader) -> Result<Restore<'a>> {
+        Ok(Box::new(|| Ok(())))
+    }
+}
 
 fn flip(variable: &Var) -> Result<()> {
     let mut elements = variable.flatten_all()?.to_vec1::<f32>()?;
@@ -49,11 +75,13 @@ fn train(strategy: &Strategy, case: Case) -> Result<(String, u32)> {
     let points = Tensor::arange(0f32, 96., &Device::Cpu)?.sin()?.reshape((24, 4))?;
     let batches = strategy.distribute_dataset(Dataset::from_slices(points)?.shuffle(24, 3).batch(6))?;
     let state = Checkpoint::new().part("strategy", strategy).part("model", &model.variables);
-    let state = state.part("optimizer", &optimizer).part("batches", &batches);
+    let component = Component { is_unsaved: case.is_unsaved };
+    let state = state.part("optimizer", &optimizer).part("batches", &batches).part("component", &component);
     let training = Training::builder(state);
-    let training = if case.heals { training.heal_drift() } else { training };
+    let heals = (case.heals)(strategy.world().worker());
+    let training = if heals { training.heal_drift() } else { training };
     let (training, has_flipped, begun) = (training.build()?, Cell::new(false), Cell::new(0));
-    training.run(|| {
+    let trained = training.run(|| {
         begun.set(begun.get() + 1);
         while batches.position().epoch < 4 {
             for batch in &batches {
@@ -72,7 +100,13 @@ fn train(strategy: &Strategy, case: Case) -> Result<(String, u32)> {
             }
         }
         Ok(())
-    })?;
+    });
+    if case.is_unsaved {
+        // The group is the same, so steps are still possible.
+        assert!(trained.is_err());
+        strategy.run((), |_, ()| Ok(()))?;
+    }
+    trained?;
     Ok((model.variables.sha256()?, begun.get()))
 }
 
@@ -120,7 +154,7 @@ fn drift_that_is_found_later_leaves_all_workers_with_the_same_weights() {
 // INV-105
 #[test]
 fn without_a_majority_or_the_option_all_workers_get_the_error() {
-    for case in [Case { workers: 2, ..CASE }, Case { heals: false, ..CASE }] {
+    for case in [Case { workers: 2, ..CASE }, Case { heals: |_| false, ..CASE }] {
         let errors = errors(case);
         let text = super::one_message(&errors, &["run: before step 6, variable fc.", "restore a checkpoint"]);
         assert!(matches!(errors[0], Error::Drift { step: 6, .. }), "{text}");
@@ -140,4 +174,20 @@ fn a_variable_outside_of_the_state_is_named_after_the_attempt() {
 fn a_state_that_is_spread_over_the_workers_is_not_healed() {
     let errors = errors(Case { sharded: true, ..CASE });
     assert!(errors.iter().all(|error| matches!(error, Error::Drift { .. })), "{errors:#?}");
+}
+
+// INV-105
+#[test]
+fn a_worker_with_another_setting_is_named_when_the_training_is_created() {
+    let errors = errors(Case { heals: |worker| worker != 1, ..CASE });
+    super::one_message(&errors, &["heal_drift"]);
+    let blame = errors[0].blame().unwrap();
+    assert_eq!((blame.fault, &blame.culprits[..]), (Fault::Mismatch, &[1][..]), "{blame}");
+}
+
+// INV-105
+#[test]
+fn after_a_transfer_that_failed_the_next_step_reports_the_drift_again() {
+    let errors = errors(Case { is_unsaved: true, ..CASE });
+    assert!(errors.iter().all(|error| matches!(error, Error::Drift { step: 6, .. })), "{errors:#?}");
 }

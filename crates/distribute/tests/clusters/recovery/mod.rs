@@ -10,6 +10,7 @@ mod disturbed;
 mod elastic;
 mod ended;
 mod figures;
+mod healed;
 mod job;
 mod leaving;
 mod local_steps;
