@@ -376,7 +376,6 @@ impl MultiWorkerMirroredStrategyBuilder {
         let checksums = checksums(self.checksums)?;
         let of_group = |group: Group| match (self.checksums, checksums) {
             (Some(checksums), _) => group.checksums(checksums),
-            // The environment does not replace what the program has set for the group.
             (None, Some(checksums)) => group.default_checksums(checksums),
             (None, None) => group,
         };

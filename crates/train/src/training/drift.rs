@@ -4,10 +4,11 @@
 //   a recovery without a rendezvous. A process whose variables have drifted gives its state to no other until it has
 //   received one, even if the group re-forms. Tests: `training/drift.rs`, `multi_worker/heal.rs`, `recovery/healed.rs`.
 
-use distribute_base::Error;
+use distribute_base::{Error, ErrorKind, Result};
 use distribute_cluster::World;
 use distribute_core::Strategy;
 use distribute_log::warn_or_stderr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The most workers and variables that the warning names.
 const NAMED: usize = 5;
@@ -69,6 +70,16 @@ impl Healable {
             );
         });
     }
+}
+
+/// Returns an error if the state of this process must be replaced, because its variables have drifted.
+pub(super) fn require_sound(unsound: &AtomicBool) -> Result<()> {
+    if !unsound.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    let reason = "variables of this worker have drifted from those of the others, and it has not received the state of \
+                  another worker since: restore the last checkpoint";
+    Err(Error::failed(ErrorKind::RestoreNeeded, "Training::recover", reason))
 }
 
 fn listed(names: &[String]) -> String {

@@ -386,7 +386,7 @@ impl<'a> Training<'a> {
     fn synchronize(&self, patience: Duration, at: &'static Location<'static>) -> Result<()> {
         let was_begun = self.begun.load(Ordering::Relaxed);
         let rewind = || self.strategy.rewind_steps().and_then(|()| self.parts.rewind());
-        let torn = if was_begun { rewind().and_then(|()| self.require_sound()) } else { Ok(()) };
+        let torn = if was_begun { rewind().and_then(|()| drift::require_sound(&self.unsound)) } else { Ok(()) };
         match self.strategy.recovery() {
             Some(session) => {
                 let torn = torn.err().map(|error| error.to_string());
@@ -416,16 +416,6 @@ impl<'a> Training<'a> {
         self.agreed.store(self.strategy.generation(), Ordering::Relaxed);
         self.strategy.finish_catching_up();
         Ok(())
-    }
-
-    /// Returns an error if the state of this process must be replaced, because its variables have drifted.
-    fn require_sound(&self) -> Result<()> {
-        if !self.unsound.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        let reason = "variables of this worker have drifted from those of the others, and it has not received the \
-                      state of another worker since: restore the last checkpoint";
-        Err(Error::failed(ErrorKind::RestoreNeeded, "Training::recover", reason))
     }
 }
 
