@@ -386,7 +386,8 @@ impl<'a> Training<'a> {
     fn synchronize(&self, patience: Duration, at: &'static Location<'static>) -> Result<()> {
         let was_begun = self.begun.load(Ordering::Relaxed);
         let rewind = || self.strategy.rewind_steps().and_then(|()| self.parts.rewind());
-        let torn = if was_begun { rewind().and_then(|()| drift::require_sound(&self.unsound)) } else { Ok(()) };
+        let torn =
+            if was_begun { rewind().and_then(|()| drift::require_sound(&self.unsound)) } else { Ok(()) };
         match self.strategy.recovery() {
             Some(session) => {
                 let torn = torn.err().map(|error| error.to_string());
