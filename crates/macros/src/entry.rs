@@ -31,8 +31,9 @@ pub fn expand(arguments: TokenStream, mut function: ItemFn) -> Result<TokenStrea
     if returns_result(&function.sig.output) {
         let (output, body) = (&function.sig.output, &function.block);
         let block = syn::parse_quote!({
-            fn program() #output #body
-            ::distribute::end_main(program())
+            // Its name is visible in the body, where it must hide no item of the program.
+            fn __distribute_main() #output #body
+            ::distribute::end_main(__distribute_main())
         });
         *function.block = block;
     }
@@ -88,14 +89,29 @@ mod tests {
         let wanted = quote!(
             fn main() -> Result<()> {
                 ::distribute::init();
-                fn program() -> Result<()> {
+                fn __distribute_main() -> Result<()> {
                     first()?;
                     Ok(())
                 }
-                ::distribute::end_main(program())
+                ::distribute::end_main(__distribute_main())
             }
         );
         assert_eq!(expand(quote!(), syn::parse2(function).unwrap()).unwrap().to_string(), wanted.to_string());
+    }
+
+    #[test]
+    fn a_function_of_the_program_is_not_hidden() {
+        let function = syn::parse_quote!(
+            fn main() -> Result<()> {
+                program()
+            }
+        );
+        let expanded: ItemFn = syn::parse2(expand(quote!(), function).unwrap()).unwrap();
+        let items = expanded.block.stmts.iter().filter_map(|statement| match statement {
+            syn::Stmt::Item(syn::Item::Fn(item)) => Some(item.sig.ident.to_string()),
+            _ => None,
+        });
+        assert_eq!(items.collect::<Vec<_>>(), ["__distribute_main"], "its name is reserved");
     }
 
     #[test]
