@@ -80,6 +80,8 @@ impl Retries {
             // The position belongs to a process that has died, and whose death was not detected yet.
             Reason::Taken | Reason::Complete if self.taken < OFTEN => {
                 self.taken += 1;
+                // Short waits are for a leader that is about to leave its world.
+                self.short = 0;
                 Ok(self.broken(refusal.to_string()))
             }
             _ => Err(refusal),
@@ -141,16 +143,18 @@ mod tests {
 
     #[test]
     fn a_place_that_is_taken_is_tried_for_as_long_as_it_takes_to_notice_a_death() {
-        let mut retries = Retries::default();
         let taken = || Refusal::new(Reason::Taken, "there is one already");
-        let mut waited = Duration::ZERO;
-        while let Ok(wait) = retries.refused(taken()) {
-            waited += wait;
+        let re_forms = Retries { short: SHORT_WAITS, ..Retries::default() };
+        for mut retries in [Retries::default(), re_forms] {
+            let mut waited = Duration::ZERO;
+            while let Ok(wait) = retries.refused(taken()) {
+                waited += wait;
+            }
+            let settings = crate::Settings::default();
+            assert!(
+                waited > 2 * settings.silence + settings.heartbeat && waited < 3 * settings.silence,
+                "{waited:?}"
+            );
         }
-        let settings = crate::Settings::default();
-        assert!(
-            waited > 2 * settings.silence + settings.heartbeat && waited < 3 * settings.silence,
-            "{waited:?}"
-        );
     }
 }
