@@ -200,6 +200,10 @@ fn launch(arguments: &Arguments) -> distribute_launch::Result<Done> {
     if arguments.no_pin {
         launch = launch.without_pinning();
     }
+    if let Some(spares) = arguments.spares {
+        // The variable may be set to another number in the environment that the tasks inherit.
+        launch = launch.env("DISTRIBUTE_SPARES", spares.to_string());
+    }
     let exported = std::env::var("DISTRIBUTE_MIN_WORKERS").ok().and_then(|least| least.parse().ok());
     if let Some(least) = arguments.min_workers.or(exported) {
         // The other tasks do not train.

@@ -152,3 +152,17 @@ fn a_launched_job_has_the_given_secret_or_a_new_one() {
     let (_, error) = child::refused(launch(Some("letters")), PATIENCE);
     assert!(error.contains("the secret of the job in DISTRIBUTE_SECRET is not 64"), "{error}");
 }
+
+#[test]
+#[cfg(unix)]
+fn a_launched_job_has_the_number_of_spares_of_its_option() {
+    for (options, spares) in [(&["--spares", "0"][..], "0"), (&[], "1")] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_distribute"));
+        command.args(["launch", "--workers", "2"]).args(options);
+        command.args(["--", "sh", "-c", "echo \"<$DISTRIBUTE_SPARES>\""]);
+        command.env_remove("TF_CONFIG").env("DISTRIBUTE_SPARES", "1");
+        let (out, _) = child::output(command, PATIENCE);
+        let tasks = out.lines().filter(|line| line.ends_with(&format!("<{spares}>"))).count();
+        assert_eq!(tasks.to_string(), if spares == "0" { "2" } else { "3" }, "{out}");
+    }
+}
