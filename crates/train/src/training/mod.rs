@@ -17,6 +17,7 @@ use distribute_base::internal::lock;
 use distribute_base::{Error, ErrorKind, Result};
 use distribute_cluster::{Deadline, Fault, Fingerprint, Operation, Stopwatch};
 use distribute_collective::recovery::{RecoveryLimit, Report};
+use distribute_core::internal::Departure;
 use distribute_core::{Checkpoint, Strategy};
 use distribute_log::info_or_stderr;
 use drift::{Healable, Healing};
@@ -118,8 +119,7 @@ impl<'a> Training<'a> {
     /// Use [`builder`](Self::builder) to change this time.
     ///
     /// All workers must make this call together. If training is already in progress, this process receives the state of
-    /// the other workers. A spare waits
-    /// in this call as long as it is not needed.
+    /// the other workers. A spare waits in this call as long as it is not needed.
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`]: two components belong to different strategies with several workers.
@@ -223,7 +223,10 @@ impl<'a> Training<'a> {
         }
         let call = || Fingerprint::new(Operation::Barrier, "the end of the training", at);
         self.strategy.worker_call("Training::end", call, |mut calling| calling.barrier("the end"))?;
-        self.strategy.set_finished(true);
+        // If all exit because of a notice, the training has not ended. Spares wait for its next start.
+        let is_interrupted =
+            self.strategy.notice().decision().is_some_and(|decision| decision.departure == Departure::All);
+        self.strategy.set_finished(!is_interrupted || self.strategy.extended().spares() == 0);
         self.strategy.set_survives(false);
         Ok(())
     }
@@ -304,6 +307,10 @@ impl<'a> Training<'a> {
                 None => return Err(lost),
             }
             lock(&self.healing).forget();
+            if self.strategy.extended().spares() > 0 {
+                // The others may have taken a spare in the place of this worker, which has waited as one since then.
+                deadline = Deadline::after(self.patience);
+            }
             match self.synchronize(deadline.remaining(), at) {
                 Ok(()) => break,
                 // Another worker failed during the rendezvous.

@@ -149,6 +149,41 @@ fn a_spare_that_is_not_needed_ends_with_the_others() {
     });
 }
 
+// INV-44, INV-100, INV-101
+#[test]
+fn a_spare_waits_for_the_next_start_if_all_save_and_exit() {
+    if child::part().is_some() {
+        return;
+    }
+    watched(|| {
+        let mut job = Job::with_spares(WORKER, 1).watching();
+        job.start_all(Some((2, Place::Between)));
+        job.wait_for_line(SPARE, WAITS, Duration::ZERO);
+        job.wait_for_line(2, "at Between", Duration::ZERO);
+        job.signal(1, Signal::TERM);
+        job.wait_for_line(1, "SIGTERM: ", Duration::ZERO);
+        job.send(2, GO);
+        for worker in 0..WORKERS {
+            job.wait_for_line(worker, "preempted", Duration::ZERO);
+            job.wait_until_ended(worker);
+        }
+        let again = job.now();
+        (0..WORKERS).for_each(|worker| job.start(worker, None));
+        let undisturbed = undisturbed(matrix::WORKER);
+        let mut trained = 0;
+        for task in 0..=SPARE {
+            // The spare may connect before one of the others.
+            let said = job.wait_for_any(&[(task, "trained "), (task, UNUSED)], again).line;
+            job.wait_until_ended(task);
+            if said.contains("trained ") {
+                assert!(said.contains(&undisturbed), "{}", job.story());
+                trained += 1;
+            }
+        }
+        assert_eq!(trained, WORKERS, "{}", job.story());
+    });
+}
+
 // INV-100
 #[test]
 fn a_spare_that_is_lost_harms_nobody() {
