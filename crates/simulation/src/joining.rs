@@ -115,8 +115,9 @@ impl Joining {
         let addresses = addresses.iter().filter_map(|address| address.parse().ok()).collect();
         let members = Membership::new(world.worker(), Default::default(), addresses).after(hello.generation);
         let grace = (quorum.grace < Duration::MAX).then_some(quorum.grace);
-        let meeting = RendezvousState::new(world, members).quorum(quorum);
         let now = context.now();
+        let patience = deadline.saturating_sub(now);
+        let meeting = RendezvousState::new(world, members).quorum(quorum).patience(patience / 2);
         let outgoing = meeting.begin().into_iter().map(|call| Outgoing::new(call, now)).collect();
         let guests = Guests::new(Hello { purpose: Purpose::Link, ..hello.clone() });
         Self {
@@ -128,7 +129,7 @@ impl Joining {
             look: None,
             began: now,
             deadline,
-            patience: deadline.saturating_sub(now),
+            patience,
             spare_of: 0,
             report: now + REPORT,
             outgoing,

@@ -35,6 +35,8 @@ pub struct Process {
     spare_of: u64,
     /// The workers that the process expects at the rendezvous, as cluster indices.
     expected: BTreeSet<usize>,
+    /// The workers that are not known to be lost, as cluster indices.
+    present: BTreeSet<usize>,
     /// The workers that were waiting for the next world when the process left its last one, and the time at which it
     /// left. `None` unless one of these workers had been in a different world that was at least as late.
     pub owed: Option<(BTreeSet<usize>, Duration)>,
@@ -87,6 +89,7 @@ impl Process {
             claim,
             spare_of: 0,
             expected: (0..context.plan.most()).collect(),
+            present: BTreeSet::new(),
             owed: None,
             started: context.now(),
             until: context.now() + context.plan.join,
@@ -119,6 +122,7 @@ impl Process {
                 minimum: elastic.least,
                 maximum: context.plan.most(),
                 expected: self.expected.clone(),
+                present: self.present.clone(),
                 grace: elastic.grace,
             },
             None => Quorum::all(self.world.workers()),
@@ -202,7 +206,9 @@ impl Process {
         if let (Stage::Working(working), true) = (&self.stage, context.plan.elastic.is_some()) {
             let once_more = matches!(&self.program, Program::Training(training) if training.is_meeting());
             let is_fixed = context.plan.elastic.is_some_and(|elastic| elastic.least == context.plan.most());
-            self.expected = working.expected(context.plan.most(), once_more || is_fixed);
+            let known = working.known_workers(once_more || is_fixed);
+            self.present = known.present.clone();
+            self.expected = known.expected(context.plan.most());
             self.owed =
                 working.is_supplanted().then(|| (working.waits().keys().copied().collect(), context.now()));
             if working.is_supplanted() && !context.has(Planted::SupplantedKept) {

@@ -14,8 +14,8 @@ use distribute_net::handshake::{Hello, Reason, Refusal};
 use distribute_net::rendezvous::late_join_replies::LateJoinReplies;
 use distribute_net::rendezvous::note::Note;
 use distribute_net::rendezvous::waiting::WaitingProcesses;
-use distribute_net::{KnownWorkers, Message, Receiver};
-use std::collections::{BTreeMap, BTreeSet};
+use distribute_net::{KnownWorkers, LEFT, Message, Receiver};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -189,22 +189,21 @@ impl Working {
         self.waiting_processes.supplant(self.generation)
     }
 
-    /// Returns the workers that are expected at the next rendezvous, as cluster indices. A world has at most `most`
-    /// workers. If `present` is `true`, lost workers are excluded.
-    pub fn expected(&self, most: usize, present: bool) -> BTreeSet<usize> {
+    /// Returns the workers that this one knows at the next rendezvous, as cluster indices. If `present` is `true`, lost
+    /// workers are excluded.
+    pub fn known_workers(&self, present: bool) -> KnownWorkers {
         let mut known = KnownWorkers {
             waiting: self.waiting_processes.positions(),
             supplanted: self.is_supplanted(),
             ..KnownWorkers::default()
         };
         for (worker, place) in self.places.iter().enumerate() {
-            if self.inbox.lost(worker).is_none() {
-                known.present.insert(*place);
-            } else if !present {
-                known.lost.insert(*place);
-            }
+            match self.inbox.lost(worker).as_deref() {
+                None | Some(LEFT) => known.present.insert(*place),
+                Some(_) => !present && known.lost.insert(*place),
+            };
         }
-        known.expected(most)
+        known
     }
 
     /// Returns the inbox, which contains the received messages.

@@ -6,8 +6,7 @@ use super::recorder::{Recorder, Waits};
 use super::reformable::{ReformableLinks, WorkerLocations};
 use super::{Buffers, Frame, Inbox};
 use distribute_cluster::{Process, RecordedCall, Task, World};
-use distribute_net::{JoinError, KnownWorkers, Message, NativeSum, Rendezvous, Transport};
-use std::collections::BTreeSet;
+use distribute_net::{JoinError, KnownWorkers, LEFT, Message, NativeSum, Rendezvous, Transport};
 use std::io;
 use std::sync::Arc;
 
@@ -191,27 +190,29 @@ impl Group {
         waiting.saturating_sub(self.waiting())
     }
 
-    /// Returns the cluster positions of the workers that are expected when the group re-forms. These are the workers of
-    /// the current world whose ranks are not in `leaving`, and waiting workers. If enough of them wait for a world of
-    /// `maximum` workers, or if `present` is `true`, lost workers are not expected. The result is empty if the group
-    /// cannot re-form.
-    pub fn expected(&self, maximum: usize, present: bool, leaving: &[usize]) -> BTreeSet<usize> {
-        let Some(links) = &self.reformable else { return BTreeSet::new() };
+    /// Returns the workers that this one knows when the group re-forms, by their cluster positions: the workers of the
+    /// current world whose ranks are not in `leaving`, and waiting workers. A worker that has left to re-form the group
+    /// is there. If `present` is `true`, lost workers are left out. The result is empty if the group cannot re-form.
+    pub fn known_workers(&self, present: bool, leaving: &[usize]) -> KnownWorkers {
+        let Some(links) = &self.reformable else { return KnownWorkers::default() };
         let mut known = KnownWorkers {
             waiting: links.waiting_positions(),
             supplanted: links.is_supplanted(),
             ..KnownWorkers::default()
         };
         for (worker, place) in links.locations().positions.iter().enumerate() {
-            if leaving.contains(&worker) {
+            let lost = self.inbox.lost(worker);
+            if lost.as_deref() == Some(LEFT) {
+                known.present.insert(*place);
+            } else if leaving.contains(&worker) {
                 continue;
-            } else if self.inbox.lost(worker).is_none() {
+            } else if lost.is_none() {
                 known.present.insert(*place);
             } else if !present {
                 known.lost.insert(*place);
             }
         }
-        known.expected(maximum)
+        known
     }
 
     /// Returns whether another world has taken the place of this one: a waiting worker was a member of another world of

@@ -1,7 +1,8 @@
 //! The reports of workers when the group has re-formed, and the choice of the state that is transferred.
 
 // - **INV-101** A process that was a spare receives the state of another worker before it takes part in training, even
-//   if no worker has taken part in training. Tests: `collective/src/recovery/report.rs`, `state_transfer.rs`,
+//   if no worker has taken part in training. In that case all others receive the same state, because they may have
+//   built their models alone. Tests: `collective/src/recovery/report.rs`, `state_transfer.rs`,
 //   `clusters/recovery/spares.rs`.
 
 use super::Counters;
@@ -55,7 +56,7 @@ impl Report {
 /// Chooses the worker whose state the others receive. Among the workers with a complete state, this is the one with the
 /// latest agreement, then the most progress, then the lowest rank. Returns [`Decision::Begin`] if no worker has taken
 /// part in training, and [`Decision::Torn`] if none of those that have has a complete state. If no worker has taken
-/// part in training, those that were spares receive the state of the first worker that was none.
+/// part in training, and some were spares, all receive the state of the first worker that was none.
 pub fn decide(reports: &[Report]) -> Decision {
     let begun = || reports.iter().enumerate().filter(|(_, report)| report.begun);
     let complete = begun().filter(|(_, report)| report.torn.is_none());
@@ -67,24 +68,26 @@ pub fn decide(reports: &[Report]) -> Decision {
             Some((worker, reason)) => Decision::Torn(worker, reason),
         };
     };
-    let as_far = |report: &Report| report.begun && report.torn.is_none() && report.rank() == furthest.rank();
+    let as_far =
+        |_, report: &Report| report.begun && report.torn.is_none() && report.rank() == furthest.rank();
     transfer(reports, source, as_far)
 }
 
 /// Decides about workers of which none has taken part in training.
 fn begin(reports: &[Report]) -> Decision {
     match reports.iter().position(|report| !report.spare) {
+        // Workers that have just started build alone in all generations after the first, with other initial values.
         Some(source) if reports.iter().any(|report| report.spare) => {
-            transfer(reports, source, |report| !report.spare)
+            transfer(reports, source, |worker, _| worker == source)
         }
         _ => Decision::Begin,
     }
 }
 
 /// Returns the transfer of the state of `source` to all workers that do not have it.
-fn transfer(reports: &[Report], source: usize, has_it: impl Fn(&Report) -> bool) -> Decision {
-    let receivers =
-        reports.iter().enumerate().filter(|(_, report)| !has_it(report)).map(|(worker, _)| worker);
+fn transfer(reports: &[Report], source: usize, has_it: impl Fn(usize, &Report) -> bool) -> Decision {
+    let receivers = reports.iter().enumerate().filter(|(worker, report)| !has_it(*worker, report));
+    let receivers = receivers.map(|(worker, _)| worker);
     // Of what some have made and dropped again, others don't know: numbers that nobody has used are the same for all.
     let latest =
         |of: fn(&Counters) -> u64| reports.iter().map(|report| of(&report.counters)).max().unwrap_or(0);
@@ -160,7 +163,7 @@ mod tests {
 
     // INV-101
     #[test]
-    fn a_spare_receives_the_state_even_if_all_others_have_just_started() {
+    fn all_have_the_same_state_if_one_was_a_spare_and_all_others_have_just_started() {
         let receivers = |reports: &[Report]| match decide(reports) {
             Decision::Transfer { source, receivers, counters } => {
                 assert_eq!(counters.steps, reports[source].counters.steps);
@@ -171,7 +174,7 @@ mod tests {
         // The others have restored a later checkpoint.
         let restored = Report { begun: false, ..at(6) };
         let restored = |spare| Report { spare, agreed: 0, ..restored.clone() };
-        assert_eq!(receivers(&[restored(false), spare(), restored(false)]), Some((0, vec![1])));
+        assert_eq!(receivers(&[restored(false), spare(), restored(false)]), Some((0, vec![1, 2])));
         assert_eq!(receivers(&[spare(), restored(false), spare()]), Some((1, vec![0, 2])));
         assert_eq!(receivers(&[restored(false), started()]), None);
         assert_eq!(receivers(&[spare(), spare()]), None);

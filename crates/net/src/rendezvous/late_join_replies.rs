@@ -60,6 +60,8 @@ impl LateJoinReplies {
                 let text = format!("{theirs} is a spare already: each process needs a unique number");
                 return Err(Refusal::new(Reason::Taken, text));
             }
+            // Another process with the same number may follow at once.
+            waiting_processes.add_spare(hello.rank);
             return Ok(());
         }
         waiting_processes.record(hello.rank, hello.generation, now);
@@ -127,6 +129,10 @@ mod tests {
             assert_eq!(answer(&full, &accepted, false), (Ok(()), 0), "{accepted:?}");
         }
         assert_eq!(answer(&full, &hello(4, 2, SPARE), false), (Err(Reason::Taken), 0));
+        let (mut waiting_processes, one) = (WaitingProcesses::default(), hello(1, 2, SPARE));
+        let mut twice =
+            || full.answer(&one, &|_| false, false, &mut waiting_processes, Duration::ZERO).is_ok();
+        assert_eq!([twice(), twice()], [true, false]);
         assert_eq!(answer(&full, &hello(1, 2, SPARE), true), (Err(Reason::Ended), 0));
         // It has the state of a world that is at least as late.
         assert_eq!(answer(&full, &hello(1, 3, JOIN), false), (Err(Reason::Early), 1));

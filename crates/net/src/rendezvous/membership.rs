@@ -12,7 +12,7 @@
 use super::Missing;
 use crate::handshake::{Hello, Names, Purpose, Reason, Refusal};
 use distribute_cluster::{Address, Task};
-use std::cmp::Ordering;
+use std::cmp::{Ordering, Reverse};
 use std::collections::BTreeSet;
 
 /// The workers for which one worker waits. The leader waits for all others, which join it. Any other worker waits for
@@ -27,15 +27,22 @@ pub struct Membership {
     connected: Vec<bool>,
     /// The origin of the process at each position that is or was connected.
     origins: Vec<Origin>,
+    /// The generation that the process at each position claims.
+    generations: Vec<u64>,
     /// The positions of the world's workers, in order, once they are known.
     members: Option<Vec<usize>>,
     /// The generation of the last world of which this worker was a member; 0 if there was none.
     before: u64,
-    /// The latest generation that one of the connected workers claims.
+    /// The latest generation of which a worker that has connected was a member. The worlds of which spares know do not
+    /// count: a member that connects later must be able to supplant the new world.
     latest: u64,
     /// The generation of the new world, once it is known.
     generation: Option<u64>,
 }
+
+/// The generation of a new world that has a spare, at least. In the first generation, all workers build their models
+/// together, which a spare has done alone.
+const WITH_SPARES: u64 = 2;
 
 /// The origin of a process that joins, in the order of precedence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -52,8 +59,9 @@ impl Membership {
     /// Creates the state of worker `me`, before any other has connected.
     pub fn new(me: usize, names: Names, addresses: Vec<Address>) -> Self {
         let (connected, origins) = (vec![false; addresses.len()], vec![Origin::Started; addresses.len()]);
+        let generations = vec![0; addresses.len()];
         let (members, before, latest, generation) = Default::default();
-        Self { me, names, connected, origins, addresses, members, before, latest, generation }
+        Self { me, names, connected, origins, generations, addresses, members, before, latest, generation }
     }
 
     /// Sets the generation of the last world of which worker `me` was a member; 0 means that there was none.
@@ -68,9 +76,14 @@ impl Membership {
     }
 
     /// Returns the generation of the new world, as far as this worker knows. The leader gives the world the generation
-    /// that follows the latest one of all connected workers.
+    /// that follows the latest one of which a connected worker was a member, and not the first if it has a spare.
     pub fn generation(&self) -> u64 {
-        self.generation.unwrap_or(self.latest.saturating_add(1))
+        let is_in = |place: usize| self.members.as_ref().is_none_or(|members| members.contains(&place));
+        let next = self.latest.saturating_add(1);
+        self.generation.unwrap_or_else(|| {
+            let has_spare = self.connected_from(Origin::Spare).any(|(place, _)| is_in(place));
+            if has_spare { next.max(WITH_SPARES) } else { next }
+        })
     }
 
     /// Checks that a worker, which has shown that it belongs to the job, can be accepted.
@@ -166,13 +179,18 @@ impl Membership {
         if let Some(connected) = self.connected.get_mut(hello.rank) {
             *connected = true;
         }
-        self.latest = self.latest.max(hello.generation);
-        if let Some(origin) = self.origins.get_mut(hello.rank) {
-            *origin = match &hello.purpose {
-                Purpose::Spare { .. } => Origin::Spare,
-                Purpose::Join { .. } if hello.generation == 0 => Origin::Started,
-                _ => Origin::Member,
-            };
+        let origin = match &hello.purpose {
+            Purpose::Spare { .. } => Origin::Spare,
+            Purpose::Join { .. } if hello.generation == 0 => Origin::Started,
+            _ => Origin::Member,
+        };
+        if origin == Origin::Member {
+            self.latest = self.latest.max(hello.generation);
+        }
+        if let (Some(of), Some(generation)) =
+            (self.origins.get_mut(hello.rank), self.generations.get_mut(hello.rank))
+        {
+            (*of, *generation) = (origin, hello.generation);
         }
         if let (Purpose::Join { address } | Purpose::Spare { address }, Some(known)) =
             (&hello.purpose, self.addresses.get_mut(hello.rank))
@@ -198,16 +216,22 @@ impl Membership {
         connected.chain([self.me]).collect()
     }
 
-    /// Returns whether this worker or one of the connected workers was a member of an earlier world.
-    pub fn resumes(&self) -> bool {
-        self.before > 0 || self.is_any_connected(Origin::Member)
+    /// Returns the positions of the connected processes that have built their models as spares.
+    pub fn spares(&self) -> BTreeSet<usize> {
+        self.connected_from(Origin::Spare).map(|(place, _)| place).collect()
     }
 
-    /// Returns whether there was an earlier world of which a member may connect yet, and none has: this worker is not
-    /// one, and a spare knows of that world.
+    /// Returns the number of connected workers that were members of an earlier world, including this one.
+    pub fn resuming(&self) -> usize {
+        self.connected_from(Origin::Member).count() + 1
+    }
+
+    /// Returns whether a spare knows of an earlier world of which a member may connect yet, and none has. The members
+    /// of still earlier worlds do not have its state. This worker was in none.
     pub fn awaits_members(&self) -> bool {
+        let latest = |origin| self.connected_from(origin).map(|(_, generation)| generation).max();
         let may_connect = self.connected().len() < self.connected.len();
-        !self.resumes() && may_connect && self.is_any_connected(Origin::Spare)
+        self.before == 0 && may_connect && latest(Origin::Spare) > latest(Origin::Member)
     }
 
     /// Returns whether the members of the world are known.
@@ -215,15 +239,22 @@ impl Membership {
         self.members.is_some()
     }
 
-    fn is_any_connected(&self, origin: Origin) -> bool {
-        self.connected.iter().zip(&self.origins).any(|(connected, of)| *connected && *of == origin)
+    /// Returns the connected processes of an origin: the position of each, and the generation that it claims.
+    fn connected_from(&self, origin: Origin) -> impl Iterator<Item = (usize, u64)> {
+        let all = self.connected.iter().zip(&self.origins).zip(&self.generations).enumerate();
+        all.filter(move |(_, ((connected, of), _))| **connected && **of == origin)
+            .map(|(place, (_, generation))| (place, *generation))
     }
 
     /// Closes the world: its members are the connected workers, but at most `maximum` of them. Members of earlier
-    /// worlds take precedence over spares, and spares over processes that have just started.
+    /// worlds take precedence over spares, and spares over processes that have just started. Those of later worlds take
+    /// precedence over others of the same origin.
     pub fn close(&mut self, maximum: usize) {
         let mut others: Vec<_> = self.connected().into_iter().filter(|place| *place != self.me).collect();
-        others.sort_by_key(|place| (self.origins.get(*place).copied(), *place));
+        others.sort_by_key(|place| {
+            let generation = self.generations.get(*place).copied();
+            (self.origins.get(*place).copied(), Reverse(generation), *place)
+        });
         others.truncate(maximum.saturating_sub(1));
         others.push(self.me);
         others.sort_unstable();
@@ -290,6 +321,11 @@ mod tests {
 
     fn join(rank: usize) -> Hello {
         hello(rank, Purpose::Join { address: format!("10.0.0.{rank}:7") })
+    }
+
+    fn spare(rank: usize, generation: u64) -> Hello {
+        let purpose = Purpose::Spare { address: format!("10.0.0.{rank}:7") };
+        Hello { generation, ..hello(rank, purpose) }
     }
 
     fn at(me: usize) -> Membership {
@@ -394,18 +430,16 @@ mod tests {
     // INV-100
     #[test]
     fn members_take_precedence_over_spares_and_spares_over_new_processes() {
-        let spare = |rank, generation| {
-            let purpose = Purpose::Spare { address: format!("10.0.0.{rank}:7") };
-            Hello { generation, ..hello(rank, purpose) }
-        };
         let of = |rank, generation| Hello { generation, ..join(rank) };
         let addresses = (0..5).map(|worker| format!("10.0.0.{worker}:0").parse().unwrap()).collect();
         let mut leader = Membership::new(0, Names::default(), addresses);
         leader.connect(&spare(2, 4));
         leader.connect(&of(1, 0));
-        assert!(leader.awaits_members() && !leader.resumes());
+        assert!(leader.awaits_members());
+        assert_eq!((leader.spares(), leader.resuming()), ([2].into(), 1));
         leader.connect(&of(4, 4));
-        assert!(!leader.awaits_members() && leader.resumes());
+        assert!(!leader.awaits_members());
+        assert_eq!(leader.resuming(), 2);
         for (maximum, members) in
             [(1, &[0][..]), (2, &[0, 4]), (3, &[0, 2, 4]), (4, &[0, 1, 2, 4]), (5, &[0, 1, 2, 4])]
         {
@@ -413,11 +447,33 @@ mod tests {
             assert_eq!((leader.members(), leader.generation()), (members.to_vec(), 5));
         }
         // A leader that was in generation 4 accepts a spare of any earlier one, and of no later one.
-        let there = at(0).after(4);
-        assert!(there.resumes() && !there.awaits_members());
+        let mut there = at(0).after(4);
+        there.connect(&spare(2, 4));
+        assert!(!there.awaits_members());
         there.decide(&spare(1, 2)).unwrap();
         there.decide(&spare(1, 4)).unwrap();
         assert_eq!(there.decide(&spare(1, 5)).unwrap_err().reason, Reason::Replaced);
+    }
+
+    // INV-100
+    #[test]
+    fn members_of_the_latest_world_take_precedence_and_the_world_of_a_spare_does_not_count() {
+        let of = |rank, generation| Hello { generation, ..join(rank) };
+        let addresses: Vec<Address> =
+            (0..5).map(|worker| format!("10.0.0.{worker}:0").parse().unwrap()).collect();
+        let mut leader = Membership::new(0, Names::default(), addresses);
+        leader.connect(&spare(4, 5));
+        // Members of generation 5 can supplant the new world.
+        assert_eq!(leader.generation(), 2);
+        // Worker 1 was cut off, and generation 5 was made without it.
+        leader.connect(&of(1, 4));
+        assert!(leader.awaits_members());
+        leader.connect(&of(3, 5));
+        assert!(!leader.awaits_members());
+        leader.close(2);
+        assert_eq!((leader.members(), leader.generation()), (vec![0, 3], 6));
+        leader.close(3);
+        assert_eq!(leader.members(), [0, 1, 3]);
     }
 
     #[test]

@@ -299,7 +299,11 @@ impl Rendezvous {
         let members = Membership::new(world.worker(), self.names.clone(), addresses).after(self.generation);
         let running = RunningRendezvous::new(
             world,
-            RendezvousState::new(world, members).quorum(self.quorum).spare_of(self.spare_of),
+            // Spares wait for a leader from the time at which the last one was lost.
+            RendezvousState::new(world, members)
+                .quorum(self.quorum)
+                .patience(self.timeout / 2)
+                .spare_of(self.spare_of),
             Reception::new(listener, access, hello, shared_memory).named(self.names.clone()),
             context,
             self.settings,

@@ -4,21 +4,23 @@
 //   waits until the group is re-formed. Workers are numbered again, without gaps, in the order of their positions
 //   in the cluster. Tests: `net/src/rendezvous/membership.rs`, `late_join_replies.rs`, `net/tests/it/elastic.rs`,
 //   `clusters/recovery/elastic.rs`, `simulation/tests/it/scenarios.rs`.
-// - **INV-100** A world has at most its maximum number of workers. Those that were in the world before take precedence
-//   over spares, and spares over processes that have just started. A leader that has just started does not begin a
-//   world of such processes alone if a spare knows of an earlier world, until the grace is over. Tests:
+// - **INV-100** A world has at most its maximum number of workers. Members of an earlier world take precedence over
+//   spares, members of the latest world over others, and spares over processes that have just started. A leader that
+//   has just started waits for the members of the latest world of which a spare knows, for half of its patience. If it
+//   then begins a world without them, it is of generation 2, so that members of that one or a later one supplant it.
+//   Tests:
 //   `net/src/rendezvous/quorum.rs`, `membership.rs`, `state.rs`, `late_join_replies.rs`, `net/tests/it/spares.rs`,
 //   `simulation/tests/it/scenarios.rs`, `clusters/recovery/spares.rs`.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// The time for which a leader whose first world is full waits for an expected worker in the place of a spare.
-const FIRST_GRACE: Duration = Duration::from_secs(5);
+/// The time for which a leader whose world is full waits for an expected worker that may be running, in whose place it
+/// would take a spare.
+const PRESENT_GRACE: Duration = Duration::from_secs(5);
 
-/// The same time when the group re-forms. It is longer than the workers of a world need to notice that one is lost,
-/// unless that is a matter of heartbeats.
-const FULL_GRACE: Duration = Duration::from_millis(500);
+/// The same time for a worker of the last world that is lost.
+const LOST_GRACE: Duration = Duration::from_millis(500);
 
 /// The number of workers that form a world, if it does not need all workers of the cluster.
 ///
@@ -27,11 +29,16 @@ const FULL_GRACE: Duration = Duration::from_millis(500);
 /// use std::time::Duration;
 ///
 /// let (second, minute) = (Duration::from_secs(1), Duration::from_secs(60));
-/// let quorum = Quorum { minimum: 2, maximum: 4, expected: [0, 1, 3].into(), grace: minute };
-/// assert!(quorum.is_met(&[0, 1, 3].into(), Duration::ZERO, true));
-/// assert!(!quorum.is_met(&[0, 1, 2].into(), second, true), "another one is there, and worker 3 may connect yet");
-/// assert!(quorum.is_met(&[0, 2].into(), minute, true) && !quorum.is_met(&[0].into(), minute, true));
-/// assert!(quorum.is_met(&[0, 1, 2, 4].into(), second, true), "it is full, and worker 3 has not come");
+/// let (expected, present) = ([0, 1, 3].into(), [0, 1].into());
+/// let quorum = Quorum { minimum: 2, maximum: 4, expected, present, grace: minute };
+/// let is_met = |connected: &[usize], idle| {
+///     quorum.is_met(&connected.iter().copied().collect(), &[].into(), idle, false)
+/// };
+/// assert!(is_met(&[0, 1, 3], Duration::ZERO));
+/// assert!(!is_met(&[0, 1, 2], second), "another one is there, and worker 3 may connect yet");
+/// assert!(is_met(&[0, 2], minute) && !is_met(&[0], minute));
+/// assert!(is_met(&[0, 1, 2, 4], second), "it is full, and worker 3, which was lost, has not come");
+/// assert!(!is_met(&[0, 2, 3, 4], second), "it is full, and worker 1 is running");
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Quorum {
@@ -41,6 +48,9 @@ pub struct Quorum {
     pub maximum: usize,
     /// The positions in the cluster whose workers form a world as soon as all of them have connected.
     pub expected: BTreeSet<usize>,
+    /// The positions of the workers that are not known to be lost. A spare takes the place of one of them only if it
+    /// does not connect for some seconds.
+    pub present: BTreeSet<usize>,
     /// The time for which the leader waits for the expected workers after the minimum number is reached, measured from
     /// the last connection.
     pub grace: Duration,
@@ -49,17 +59,32 @@ pub struct Quorum {
 impl Quorum {
     /// Returns a quorum of all workers of a cluster, for a world of fixed size.
     pub fn all(workers: usize) -> Self {
-        Self { minimum: workers, maximum: workers, expected: (0..workers).collect(), grace: Duration::MAX }
+        Self {
+            minimum: workers,
+            maximum: workers,
+            expected: (0..workers).collect(),
+            present: BTreeSet::new(),
+            grace: Duration::MAX,
+        }
     }
 
     /// Returns whether the workers in `connected`, including the leader, form a world if no other worker has connected
-    /// for the time `idle`. `resumes` is `true` if one of them was in a world before. If more than the maximum have
+    /// for the time `idle`. Those of them in `spares` are not the workers that are expected. `is_first` is `true` if
+    /// the leader was in no world before, so that it knows of no worker that is lost. If more than the maximum have
     /// connected, some of them form the world.
-    pub fn is_met(&self, connected: &BTreeSet<usize>, idle: Duration, resumes: bool) -> bool {
-        let full_grace = if resumes { FULL_GRACE } else { FIRST_GRACE };
+    pub fn is_met(
+        &self,
+        connected: &BTreeSet<usize>,
+        spares: &BTreeSet<usize>,
+        idle: Duration,
+        is_first: bool,
+    ) -> bool {
+        let may_connect = is_first || !self.present.is_subset(connected);
+        let full_grace = if may_connect { PRESENT_GRACE } else { LOST_GRACE };
         let is_full = connected.len() >= self.maximum && idle >= full_grace.min(self.grace);
+        let is_there = |place: &usize| connected.contains(place) && !spares.contains(place);
         connected.len() >= self.minimum
-            && (self.expected.is_subset(connected) || idle >= self.grace || is_full)
+            && (self.expected.iter().all(is_there) || idle >= self.grace || is_full)
     }
 }
 
@@ -97,16 +122,26 @@ mod tests {
     #[test]
     fn a_spare_is_used_if_an_expected_worker_does_not_come() {
         let minute = Duration::from_secs(60);
-        let quorum = Quorum { minimum: 3, maximum: 3, expected: [0, 1, 2].into(), grace: minute };
-        let met = |connected: &[usize], idle, resumes| {
-            quorum.is_met(&connected.iter().copied().collect(), idle, resumes)
+        let (expected, present) = ([0, 1, 2].into(), [0, 1].into());
+        let quorum = Quorum { minimum: 3, maximum: 3, expected, present, grace: minute };
+        let met = |connected: &[usize], spares: &[usize], idle, is_first| {
+            let set = |places: &[usize]| places.iter().copied().collect();
+            quorum.is_met(&set(connected), &set(spares), idle, is_first)
         };
-        for resumes in [false, true] {
-            assert!(met(&[0, 1, 2], Duration::ZERO, resumes) && met(&[0, 1, 2, 3], Duration::ZERO, resumes));
-            assert!(!met(&[0, 1, 3], Duration::ZERO, resumes) && !met(&[0, 3], minute, resumes));
-            let grace = if resumes { FULL_GRACE } else { FIRST_GRACE };
-            assert!(met(&[0, 1, 3], grace, resumes));
-            assert!(!met(&[0, 1, 3], grace - Duration::from_millis(1), resumes));
+        let now = Duration::ZERO;
+        for is_first in [false, true] {
+            assert!(met(&[0, 1, 2], &[], now, is_first) && met(&[0, 1, 2, 3], &[], now, is_first));
+            assert!(!met(&[0, 1, 3], &[], now, is_first) && !met(&[0, 3], &[], minute, is_first));
+            assert!(!met(&[0, 1, 2], &[2], now, is_first), "that one is not worker 2 of the last world");
+        }
+        // Worker 2 is lost, worker 1 is busy, and a leader that has just started knows neither.
+        for (connected, is_first, grace) in [
+            (&[0, 1, 3], false, LOST_GRACE),
+            (&[0, 2, 3], false, PRESENT_GRACE),
+            (&[0, 1, 3], true, PRESENT_GRACE),
+        ] {
+            assert!(met(connected, &[], grace, is_first), "{connected:?}");
+            assert!(!met(connected, &[], grace - Duration::from_millis(1), is_first), "{connected:?}");
         }
     }
 

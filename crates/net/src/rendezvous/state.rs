@@ -10,6 +10,7 @@ use super::{JoinError, Missing, Progress, Quorum};
 use crate::handshake::fields::Malformed;
 use crate::handshake::{Hello, Purpose, Reason, Refusal};
 use distribute_cluster::{Address, Task, World};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// One worker's state in a rendezvous.
@@ -18,6 +19,8 @@ pub struct RendezvousState {
     world: World,
     members: Membership,
     quorum: Quorum,
+    /// The time for which a leader that has just started waits for members of the world of which a spare knows.
+    patience: Duration,
     /// Whether this worker knows the table of the world: it is the leader, or the leader has sent the table.
     located: bool,
     /// The progress that the leader has sent last.
@@ -62,8 +65,9 @@ impl RendezvousState {
     /// `world.worker()`.
     pub fn new(world: World, members: Membership) -> Self {
         let quorum = Quorum::all(world.workers());
-        let (reported, spare_of, is_held, refused) = Default::default();
-        Self { world, members, quorum, located: world.is_chief(), reported, spare_of, is_held, refused }
+        let (patience, reported, spare_of, is_held, refused) = Default::default();
+        let located = world.is_chief();
+        Self { world, members, quorum, patience, located, reported, spare_of, is_held, refused }
     }
 
     /// Sets the generation of the world of which this worker is a spare; 0 if it is none.
@@ -80,6 +84,13 @@ impl RendezvousState {
     /// Sets the number of workers that form a world. The default is all of them. Only the leader uses it.
     pub fn quorum(mut self, quorum: Quorum) -> Self {
         self.quorum = quorum;
+        self
+    }
+
+    /// Sets the time for which a leader that has just started waits for members of the world of which a spare knows. It
+    /// is at least the [grace](Quorum::grace), and less than the time for which spares wait for a leader.
+    pub fn patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
         self
     }
 
@@ -264,12 +275,17 @@ impl RendezvousState {
     /// `idle`. From then on, no other worker is missing. If more have connected than the world may have, the others are
     /// its spares.
     pub fn close_with_quorum(&mut self, idle: Duration) {
-        if self.members.awaits_members() && idle < self.quorum.grace {
+        if self.members.awaits_members() && idle < self.patience.max(self.quorum.grace) {
             // Members of an earlier world have the state.
             return;
         }
-        let (connected, resumes) = (self.members.connected(), self.members.resumes());
-        if self.world.is_chief() && self.quorum.is_met(&connected, idle, resumes) {
+        let (connected, is_first) = (self.members.connected(), self.members.before() == 0);
+        let all_are_there = connected.len() == self.world.workers();
+        // A leader that has just started does not know which positions the workers of the last world have.
+        let are_known = !is_first || self.members.resuming() >= self.quorum.maximum;
+        let spares = if are_known { BTreeSet::new() } else { self.members.spares() };
+        let is_met = all_are_there || self.quorum.is_met(&connected, &spares, idle, is_first);
+        if self.world.is_chief() && is_met {
             self.members.close(self.quorum.maximum);
         }
     }
@@ -369,9 +385,11 @@ mod tests {
         let addresses: Vec<Address> =
             (0..3).map(|worker| format!("10.0.0.{worker}:7").parse().unwrap()).collect();
         let grace = Duration::from_secs(30);
-        let quorum = Quorum { minimum: 2, maximum: 2, expected: [0, 1].into(), grace };
+        let (minimum, maximum, expected, present) = (2, 2, [0, 1].into(), BTreeSet::new());
+        let quorum = Quorum { minimum, maximum, expected, present, grace };
         let members = Membership::new(0, Names::default(), addresses.clone());
-        let mut leader = RendezvousState::new(World::new(3, 0, 1).unwrap(), members).quorum(quorum);
+        let leader = RendezvousState::new(World::new(3, 0, 1).unwrap(), members).quorum(quorum);
+        let mut leader = leader.patience(2 * grace);
         let hello = |rank: usize, generation, purpose: fn(String) -> Purpose| {
             let (job, purpose) = ("a".to_owned(), purpose(addresses[rank].to_string()));
             Hello { job, generation, rank, workers: 3, replicas: 1, digest: [0; 32], purpose }
@@ -383,14 +401,39 @@ mod tests {
         leader.decide(&hello(2, 6, |address| Purpose::Join { address })).unwrap();
         leader.close_with_quorum(Duration::ZERO);
         assert_eq!((leader.members().members(), leader.members().generation()), (vec![0, 2], 7));
-        // All members are lost.
+        // All members are lost, or one is busy for very long: it can supplant the new world, which is of generation 2.
         let mut all = late.clone();
-        late.close_with_quorum(grace);
-        assert_eq!(late.members().members(), [0, 1]);
+        late.close_with_quorum(2 * grace - Duration::from_millis(1));
+        assert!(!late.members().is_closed());
+        late.close_with_quorum(2 * grace);
+        assert_eq!((late.members().members(), late.members().generation()), (vec![0, 1], 2));
         all.decide(&hello(2, 0, |address| Purpose::Join { address })).unwrap();
         assert!(!all.is_complete(&[]), "nobody is missing, and the members are not chosen yet");
         all.close_with_quorum(Duration::ZERO);
         assert_eq!((all.members().members(), all.is_complete(&[])), (vec![0, 1], true));
+    }
+
+    // INV-100
+    #[test]
+    fn a_leader_that_has_just_started_does_not_take_a_spare_for_a_worker_that_it_expects() {
+        let addresses: Vec<Address> =
+            (0..5).map(|worker| format!("10.0.0.{worker}:7").parse().unwrap()).collect();
+        let (expected, present) = ([0, 1, 2].into(), BTreeSet::new());
+        let quorum = Quorum { minimum: 3, maximum: 3, expected, present, grace: Duration::from_secs(30) };
+        let members = Membership::new(0, Names::default(), addresses.clone());
+        let mut leader = RendezvousState::new(World::new(5, 0, 1).unwrap(), members).quorum(quorum);
+        let hello = |rank: usize, purpose: fn(String) -> Purpose| {
+            let (job, purpose) = ("a".to_owned(), purpose(addresses[rank].to_string()));
+            Hello { job, generation: 6, rank, workers: 5, replicas: 1, digest: [0; 32], purpose }
+        };
+        // Spare 3 has taken the place of worker 1, which is a spare now.
+        leader.decide(&hello(1, |address| Purpose::Spare { address })).unwrap();
+        leader.decide(&hello(2, |address| Purpose::Join { address })).unwrap();
+        leader.close_with_quorum(Duration::from_secs(1));
+        assert!(!leader.members().is_closed(), "worker 3 may connect yet");
+        leader.decide(&hello(3, |address| Purpose::Join { address })).unwrap();
+        leader.close_with_quorum(Duration::ZERO);
+        assert_eq!(leader.members().members(), [0, 2, 3]);
     }
 
     #[test]

@@ -39,6 +39,11 @@ impl WaitingProcesses {
         self.spares = spares;
     }
 
+    /// Adds the position of a spare that is being accepted.
+    pub fn add_spare(&mut self, position: usize) {
+        self.spares.insert(position);
+    }
+
     /// Returns the positions of the spares.
     pub fn spares(&self) -> &BTreeSet<usize> {
         &self.spares

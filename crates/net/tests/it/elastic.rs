@@ -24,7 +24,7 @@ fn at(place: usize, generation: u64, expected: &[usize], port: u16) -> Rendezvou
 /// Returns a quorum of one worker. The others are waited for only briefly.
 fn soon(expected: &[usize]) -> Quorum {
     let expected = expected.iter().copied().collect();
-    Quorum { minimum: 1, maximum: PLACES, expected, grace: Duration::from_millis(300) }
+    Quorum { minimum: 1, maximum: PLACES, expected, present: [].into(), grace: Duration::from_millis(300) }
 }
 
 type Joined = (Mesh, Arc<Kept>);
@@ -107,8 +107,7 @@ fn a_leader_continues_with_enough_members_and_counts_later_ones() {
 #[test]
 fn fewer_than_the_least_make_no_world() {
     watched(|| {
-        let quorum =
-            Quorum { minimum: 2, maximum: PLACES, expected: [0, 1, 2].into(), grace: Duration::ZERO };
+        let quorum = Quorum { minimum: 2, grace: Duration::ZERO, ..soon(&[0, 1, 2]) };
         let port = Port::reserve();
         let few = at(0, 0, &[], port.number()).quorum(quorum).timeout(Duration::from_secs(1));
         let error = few.join(Kept::new()).unwrap_err();

@@ -7,7 +7,9 @@ use distribute_net::{JoinError, Mesh, Message, Quorum, Rendezvous, SharedMemory,
 use distribute_testing::{Port, watched};
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::thread::{Scope, ScopedJoinHandle};
+use std::time::Duration;
 
 /// Three workers and two spares.
 const PLACES: usize = 5;
@@ -27,6 +29,7 @@ impl Cluster {
             minimum: WORKERS,
             maximum: WORKERS,
             expected: expected.iter().copied().collect(),
+            present: BTreeSet::new(),
             grace: PATIENCE,
         };
         Rendezvous::new(World::new(PLACES, place, 1).unwrap(), addresses(PLACES, "127.0.0.1", self.port))
@@ -65,6 +68,14 @@ fn waits(leader: &Mesh, places: &[usize]) {
         std::thread::yield_now();
     }
     assert_eq!(leader.waiting(), 0, "the group does not re-form for a spare");
+}
+
+/// Waits until a spare has learned of the end of the training.
+fn ended(spare: ScopedJoinHandle<'_, Joined>) {
+    match spare.join().unwrap() {
+        Err(JoinError::Refused { refusal, .. }) if refusal.reason == Reason::Ended => {}
+        other => panic!("it has not learned of the end: {:?}", other.map(|(mesh, _)| mesh.world())),
+    }
 }
 
 /// Joins the workers at these positions, after worlds of this generation.
@@ -121,9 +132,7 @@ fn a_spare_takes_a_place(shared_memory: SharedMemory) {
         [&leader, &other, &spare].into_iter().for_each(|mesh| mesh.set_finished(true));
         drop((leader, other, spare));
         for unused in [unused, again] {
-            let error = unused.join().unwrap().unwrap_err();
-            let ended = |error: &JoinError| matches!(error, JoinError::Refused { refusal, .. } if refusal.reason == Reason::Ended);
-            assert!(ended(&error), "{error}");
+            ended(unused);
         }
     });
 }
@@ -154,7 +163,7 @@ fn a_spare_that_comes_before_the_world_is_complete_is_no_member() {
             waits(&joined[0].0, &[3, 4]);
             joined[0].0.set_finished(true);
             drop(joined);
-            assert!(spares.into_iter().all(|spare| spare.join().unwrap().is_err()));
+            spares.into_iter().for_each(ended);
         });
     });
 }
@@ -171,6 +180,39 @@ fn a_spare_is_used_if_a_worker_does_not_come() {
         drop(joined);
         let joined = world(&cluster, &[0, 1, 4], 1);
         assert_eq!((joined[0].0.positions(), joined[0].0.generation()), (&[0, 1, 4][..], 2));
+    });
+}
+
+// INV-100
+#[test]
+fn a_leader_that_was_started_again_waits_for_members_longer_than_the_grace() {
+    watched(|| {
+        let reserved = Port::reserve();
+        let cluster = Cluster { port: reserved.number(), shared_memory: SharedMemory::Never };
+        std::thread::scope(|scope| {
+            let (progress, reports) = channel();
+            let expected = [0, 1, 2];
+            let grace = Duration::from_millis(1);
+            let quorum = Quorum { minimum: WORKERS, grace, maximum: WORKERS, ..Quorum::all(WORKERS) };
+            let leader = cluster.at(0, 0, &expected).quorum(quorum).on_progress(move |so_far| {
+                let missing: Vec<_> = so_far.missing.iter().map(|missing| missing.worker).collect();
+                // The test may not listen any more.
+                let _ = progress.send(missing);
+            });
+            let leader = cluster.spawn(scope, leader);
+            let spare = cluster.spawn(scope, cluster.at(3, 0, &[]).spare_of(1));
+            let started = cluster.spawn(scope, cluster.at(4, 0, &[]));
+            // Both have connected, which would be enough.
+            while reports.recv_timeout(PATIENCE).unwrap() != [1, 2] {}
+            let members = [1, 2].map(|place| cluster.spawn(scope, cluster.at(place, 1, &[])));
+            let (leader, _) = leader.join().unwrap().unwrap();
+            let members = members.map(|member| member.join().unwrap().unwrap());
+            assert_eq!((leader.positions(), leader.generation()), (&expected[..], 2));
+            waits(&leader, &[3, 4]);
+            leader.set_finished(true);
+            drop((leader, members));
+            [spare, started].into_iter().for_each(ended);
+        });
     });
 }
 

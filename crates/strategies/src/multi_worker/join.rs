@@ -7,6 +7,7 @@ use distribute_cluster::deadline::DEFAULT_TIMEOUT;
 use distribute_cluster::{Address, ClusterError, Deadline, Stopwatch, Task, World};
 use distribute_collective::group::{Checksums, Group};
 use distribute_log::info_or_stderr;
+use distribute_net::handshake::Reason;
 use distribute_net::{Claim, Credentials, JoinError, Quorum, Rendezvous, SharedMemory};
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
@@ -15,6 +16,8 @@ use std::time::Duration;
 
 /// The default time that a new worker of an elastic training run waits for the others.
 const PATIENCE: Duration = Duration::from_secs(300);
+
+const OPERATION: &str = "MultiWorkerMirroredStrategy";
 
 /// The settings with which this process joins its cluster.
 #[derive(Clone, Debug)]
@@ -48,6 +51,7 @@ impl JoinSettings {
     ///
     /// # Errors
     /// - [`Error::Join`]: a worker is missing after the timeout, or rejects this worker.
+    /// - [`Error::UnusedSpare`]: the training has ended, and there are spares.
     pub fn join(&self) -> Result<Group> {
         // A worker that joins a running training waits for the end of a step or of an evaluation there.
         let usual = if self.elastic().is_some() { PATIENCE } else { DEFAULT_TIMEOUT };
@@ -60,8 +64,9 @@ impl JoinSettings {
             };
             Ok(group.tasks(self.tasks.clone()).checksums(self.checksums))
         };
-        let everybody = (0..self.max_workers).collect();
-        let group = self.try_until(deadline, Claim::default(), &everybody, join)?;
+        let quorum = self.quorum((0..self.max_workers).collect(), BTreeSet::new());
+        let joined = self.try_until(deadline, Claim::default(), &quorum, join);
+        let group = joined.map_err(|error| self.without_spare(error))?;
         let what = match group.generation() {
             _ if group.is_spare() => "is a spare, and prepares its model,".to_owned(),
             1 => self.replica_counts(&group, "joined"),
@@ -85,15 +90,26 @@ impl JoinSettings {
         once_more: bool,
     ) -> Result<()> {
         if group.is_spare() {
-            return self.wait_as_spare(group, patience);
+            return self.wait_as_spare(group, group.generation(), patience);
         }
         let (started, deadline) = (Stopwatch::start(), Deadline::after(patience));
         // With a fixed number, any process may take the place of a lost worker. Otherwise its own is waited for, once.
         let is_fixed = self.min_workers == self.max_workers;
         let present = is_fixed || (once_more && self.elastic().is_some());
-        let expected = group.expected(self.max_workers, present, leaving);
+        let known = group.known_workers(present, leaving);
+        let present = known.present.clone();
+        let quorum = self.quorum(known.expected(self.max_workers), present);
         let claim = if group.is_supplanted() { Claim::default() } else { Claim::after(group.generation()) };
-        self.try_until(deadline, claim, &expected, |rendezvous| group.rejoin(rendezvous))?;
+        let spare_of = self.try_until(deadline, claim, &quorum, |rendezvous| {
+            match group.rejoin(rendezvous.returns_spare(true)) {
+                Err(JoinError::Spare { generation }) => Ok(Some(generation)),
+                rejoined => rejoined.map(|()| None),
+            }
+        })?;
+        if let Some(generation) = spare_of {
+            // The others have taken a spare in the place of this worker.
+            return self.wait_as_spare(group, generation, patience);
+        }
         let what = format!(
             "{}, as generation {},",
             self.replica_counts(group, "re-formed the group"),
@@ -103,17 +119,18 @@ impl JoinSettings {
         Ok(())
     }
 
-    /// Waits until the group re-forms with this spare. Waits as long as the leader of a world holds the connection, and
-    /// for at most `patience` while it cannot be reached.
+    /// Waits until the group re-forms with this spare of the world of a generation. Waits as long as the leader of a
+    /// world holds the connection, and for at most `patience` while it cannot be reached.
     ///
     /// # Errors
     /// - [`Error::Join`]: the training has ended, the first worker cannot be reached, or a worker rejects this one.
-    fn wait_as_spare(&self, group: &Group, patience: Duration) -> Result<()> {
+    fn wait_as_spare(&self, group: &Group, generation: u64, patience: Duration) -> Result<()> {
         let started = Stopwatch::start();
         self.announce(group, "waits as a spare", started.elapsed());
-        let (mut claim, nobody) = (Claim::default(), BTreeSet::new());
+        let mut claim = Claim::default();
+        let quorum = self.quorum(BTreeSet::new(), BTreeSet::new());
         loop {
-            let rendezvous = self.rendezvous(nobody.clone()).spare_of(group.generation());
+            let rendezvous = self.rendezvous(quorum.clone()).spare_of(generation);
             match group.rejoin(rendezvous.timeout(patience)) {
                 Ok(()) => break,
                 // The group that needs this spare has lost another worker, or its leader has.
@@ -159,11 +176,11 @@ impl JoinSettings {
         &self,
         deadline: Deadline,
         mut claim: Claim,
-        expected: &BTreeSet<usize>,
+        quorum: &Quorum,
         join: impl Fn(Rendezvous) -> std::result::Result<R, JoinError>,
     ) -> Result<R> {
         loop {
-            let rendezvous = self.rendezvous(expected.clone()).generation(claim.generation());
+            let rendezvous = self.rendezvous(quorum.clone()).generation(claim.generation());
             match join(rendezvous.timeout(deadline.remaining())) {
                 Ok(joined) => return Ok(joined),
                 Err(error) if deadline.has_passed() => return Err(Error::from(error)),
@@ -172,10 +189,27 @@ impl JoinSettings {
         }
     }
 
-    fn rendezvous(&self, expected: BTreeSet<usize>) -> Rendezvous {
+    /// Returns the error of a process that the others do not need because the training has ended, if there are spares.
+    /// Returns other errors unchanged.
+    fn without_spare(&self, error: Error) -> Error {
+        let has_ended = matches!(
+            &error,
+            Error::Join(join)
+                if matches!(&**join, JoinError::Refused { refusal, .. } if refusal.reason == Reason::Ended)
+        );
+        if has_ended && self.spares() > 0 { Error::UnusedSpare { operation: OPERATION } } else { error }
+    }
+
+    /// Returns the numbers of workers of a world, in which the workers at the positions `expected` are expected, and
+    /// those in `present` are not known to be lost.
+    fn quorum(&self, expected: BTreeSet<usize>, present: BTreeSet<usize>) -> Quorum {
+        let (minimum, maximum, grace) = (self.min_workers, self.max_workers, self.shrink_after);
+        Quorum { minimum, maximum, expected, present, grace }
+    }
+
+    fn rendezvous(&self, quorum: Quorum) -> Rendezvous {
         let (minimum, tables, version) = (self.min_workers, self.tables, env!("CARGO_PKG_VERSION"));
-        let (replicas, maximum, spares) = (self.all.count(), self.max_workers, self.spares());
-        let checksums = self.checksums;
+        let (replicas, spares, checksums) = (self.all.count(), self.spares(), self.checksums);
         let mut rendezvous = Rendezvous::new(self.all, self.addresses.clone())
             .tasks(self.tasks.clone())
             .job(self.job.clone())
@@ -183,7 +217,7 @@ impl JoinSettings {
                 format!("{version}, {minimum} at least, {spares} spares, {tables:?}, {replicas:?}, checksums {checksums}")
                     .as_bytes(),
             )
-            .quorum(Quorum { minimum, maximum, expected, grace: self.shrink_after })
+            .quorum(quorum)
             .credentials(self.credentials.clone())
             .shared_memory(self.shared_memory)
             .on_progress(|progress| info_or_stderr(|| tracing::info!("{progress}")));

@@ -15,8 +15,7 @@ impl MultiWorkerMirroredStrategyBuilder {
     ///
     /// The program must use a `Training`. The state of each optimizer is on all workers: it cannot be sharded, and
     /// tables and local steps are refused. The default can be set with the environment variable `DISTRIBUTE_SPARES`,
-    /// which
-    /// `distribute launch --spares` sets.
+    /// which `distribute launch --spares` sets.
     ///
     /// ```
     /// # use distribute::prelude::*;
