@@ -330,9 +330,8 @@ impl MultiWorkerMirroredStrategyBuilder {
     /// - [`Error::Cluster`]: the cluster is malformed, or this process is not one of its workers but, for example, a
     ///   parameter server. A program that was started as one of several workers never trains alone.
     /// - [`Error::Join`]: a worker has not joined before the join timeout, a worker rejects another, or connections
-    ///   over the network would be unprotected.
+    ///   over the network would be unprotected. [`Error::UnusedSpare`]: the training has ended, and there are spares.
     /// - [`Error::Device`]: this build cannot use a device.
-    /// - [`Error::UnusedSpare`]: the training has ended on all workers, and the cluster has spares.
     /// - [`Error::InvalidArgument`]: there are no replicas, the numbers of devices and replicas differ, logical
     ///   replicas are combined with one of them, or the cluster has fewer workers than the minimum, or fewer than two
     ///   workers next to its spares; a group is combined with a cluster resolver, an option for connections, a minimum

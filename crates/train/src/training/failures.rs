@@ -2,7 +2,7 @@
 //! waiting.
 
 use distribute_base::Error;
-use distribute_cluster::World;
+use distribute_cluster::{Fault, World};
 use distribute_collective::recovery::RecoveryLimit;
 use distribute_net::JoinError;
 use distribute_net::handshake::Reason;
@@ -23,6 +23,13 @@ pub(super) fn can_continue(error: &Error, world: World, failures: &mut RecoveryL
         Some(blame) => failures.may_continue(blame, world, updates),
         None => error.worker().is_some_and(|worker| worker != world.worker()),
     }
+}
+
+/// Returns the ranks of the workers that are lost according to an error. Another worker may have noticed the loss
+/// before this one.
+pub(super) fn lost_workers(error: &Error, world: World) -> Vec<usize> {
+    let blame = error.blame().filter(|blame| blame.fault == Fault::Lost);
+    blame.into_iter().flat_map(|blame| &blame.culprits).map(|replica| world.worker_of(*replica)).collect()
 }
 
 /// Returns `true` if an error means that the other workers had already finished when this worker tried to rejoin them.

@@ -15,7 +15,7 @@ mod state_transfer;
 
 use distribute_base::internal::lock;
 use distribute_base::{Error, ErrorKind, Result};
-use distribute_cluster::{Deadline, Fault, Fingerprint, Operation, Stopwatch};
+use distribute_cluster::{Deadline, Fingerprint, Operation, Stopwatch};
 use distribute_collective::recovery::{RecoveryLimit, Report};
 use distribute_core::internal::Departure;
 use distribute_core::{Checkpoint, Strategy};
@@ -302,7 +302,8 @@ impl<'a> Training<'a> {
                     tracing::warn!("the training stops after step {steps}: {lost}");
                 }
             });
-            match self.strategy.rejoin(deadline.remaining(), &self.lost_workers(&lost), once_more) {
+            let lost_workers = failures::lost_workers(&lost, self.strategy.world());
+            match self.strategy.rejoin(deadline.remaining(), &lost_workers, once_more) {
                 Some(met) => met.map_err(|error| self.without_spare(error, "Training::recover"))?,
                 None => return Err(lost),
             }
@@ -341,14 +342,6 @@ impl<'a> Training<'a> {
     fn without_spare(&self, error: Error, operation: &'static str) -> Error {
         let is_unused = self.strategy.extended().spares() > 0 && failures::have_others_finished(&error);
         if is_unused { Error::UnusedSpare { operation } } else { error }
-    }
-
-    /// Returns the ranks of the workers that are lost according to an error. Another worker may have noticed the loss
-    /// before this one.
-    fn lost_workers(&self, error: &Error) -> Vec<usize> {
-        let world = self.strategy.world();
-        let blame = error.blame().filter(|blame| blame.fault == Fault::Lost);
-        blame.into_iter().flat_map(|blame| &blame.culprits).map(|replica| world.worker_of(*replica)).collect()
     }
 
     /// Transfers the state of a worker without drift to those on which variables have drifted. The group stays the
