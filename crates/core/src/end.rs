@@ -33,10 +33,12 @@ fn unused_spare(error: &dyn Any) -> Option<&Error> {
     };
     let mut next = Some(first);
     while let Some(error) = next {
-        if let Some(unused @ Error::UnusedSpare { .. }) = error.downcast_ref::<Error>() {
-            return Some(unused);
+        match error.downcast_ref::<Error>() {
+            Some(unused @ Error::UnusedSpare { .. }) => return Some(unused),
+            // Its source is that of the error in it.
+            Some(Error::Other(other)) => next = Some(&**other),
+            _ => next = error.source(),
         }
-        next = error.source();
     }
     None
 }
