@@ -162,6 +162,11 @@ impl Save {
         state.result.as_ref()?.as_ref().err().filter(|_| !state.is_reported).cloned()
     }
 
+    /// Records that the error is reported. Returns `true` if it was not reported before.
+    pub(crate) fn set_reported(&self) -> bool {
+        !std::mem::replace(&mut self.lock().is_reported, true)
+    }
+
     /// Returns the error of a save that failed. It is then reported.
     fn take_error(&self) -> Option<Arc<Error>> {
         let mut state = self.lock();

@@ -74,7 +74,8 @@ impl CheckpointManager {
         let folder = folder.as_ref().to_path_buf();
         fs::create_dir_all(&folder).map_err(Error::io("creating", &folder))?;
         let series = Series { folder, keep: DEFAULT_KEPT, warned: Arc::default() };
-        Ok(Self { series, saves: Arc::default() })
+        let saves = Saves::new(&series.folder);
+        Ok(Self { series, saves })
     }
 
     /// Sets the number of checkpoints to keep, at least 1; [`usize::MAX`] keeps all. A save removes older ones
@@ -99,7 +100,8 @@ impl CheckpointManager {
     /// after the save, or an earlier save failed.
     /// - [`Error::Busy`]: another process, or a thread with another manager, is saving to this folder.
     /// - [`Error::Io`]: the file `.lock` in the folder cannot be locked, or the folder cannot be read.
-    /// - [`Error::InvalidArgument`]: the latest checkpoint has the highest number that is possible.
+    /// - [`Error::InvalidArgument`]: the latest checkpoint has the highest number that is possible, or a save of this
+    ///   manager has called the function that makes this call.
     /// - [`Error::Removal`]: the new checkpoint is saved, but an old one cannot be removed.
     /// - [`Error::Earlier`]: the new checkpoint is saved, but the last save in the background failed.
     /// - [`Error::Unfinished`]: a save before has made no progress for five minutes.
@@ -113,17 +115,17 @@ impl CheckpointManager {
     /// # Errors
     /// The errors of [`save`](Self::save) and of [`Writer::save_with`].
     pub fn save_with(&self, writer: &Writer, shards: usize, progress: &mut Progress<'_>) -> Result<PathBuf> {
-        let turn = self.saves.turn(self.folder(), progress)?;
+        let turn = self.saves.turn("save", progress)?;
         let (locked, saved) = self.series.begin()?;
-        let earlier = turn.earlier();
+        let (earlier, mut reported) = (turn.earlier(), None);
         turn.make(saved.clone(), progress, |progress| {
             let _locked = locked;
-            self.series.write(&saved, writer, shards, progress)
+            self.series.write(&saved, writer, shards, progress)?;
+            // Before the next save begins, which would report it as well.
+            reported = earlier.and_then(|earlier| earlier.report(&saved));
+            Ok(())
         })?;
-        match earlier {
-            None => Ok(saved),
-            Some(earlier) => Err(earlier.report(&saved)),
-        }
+        reported.map_or(Ok(saved), Err)
     }
 
     /// Begins to save a checkpoint under the next number, and returns while a thread copies and writes it. The
@@ -192,7 +194,7 @@ impl CheckpointManager {
             return Err(Error::InvalidArgument { operation: "save_async", reason });
         }
         writer.layout(shards)?;
-        let turn = self.saves.turn(self.folder(), progress)?;
+        let turn = self.saves.turn("save_async", progress)?;
         let (locked, saved) = self.series.begin()?;
         let earlier = turn.earlier();
         let (series, path) = (self.series.clone(), saved.clone());
@@ -200,10 +202,8 @@ impl CheckpointManager {
             let _locked = locked;
             series.write(&path, writer, shards, progress)
         })?;
-        match earlier {
-            None => Ok(saving),
-            Some(earlier) => Err(earlier.report(saving.path())),
-        }
+        let reported = earlier.and_then(|earlier| earlier.report(saving.path()));
+        reported.map_or(Ok(saving), Err)
     }
 
     /// Waits for the saves of this manager and its clones that are under way. The next save reports it if one in the
@@ -213,7 +213,12 @@ impl CheckpointManager {
     /// - [`Error::Interrupted`]: `progress` returned an error. The saves continue.
     /// - [`Error::Unfinished`]: a save has made no progress for five minutes.
     pub fn finish_with(&self, progress: &mut Progress<'_>) -> Result<()> {
-        self.saves.finish(progress)
+        self.saves.finish("finish_with", progress)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn saves(&self) -> &Arc<Saves> {
+        &self.saves
     }
 
     /// Returns the paths of all checkpoints in the folder, from the oldest to the latest.
@@ -267,7 +272,7 @@ impl CheckpointManager {
     /// - The errors of [`latest_undamaged`](Self::latest_undamaged).
     pub fn latest_undamaged_with(&self, progress: &mut Progress<'_>) -> Result<Option<Reader>> {
         // It would be the latest, and removes the oldest. If it fails, the next save reports that.
-        self.saves.finish(progress)?;
+        self.saves.finish("latest_undamaged", progress)?;
         let Some(latest) = self.latest().transpose() else { return Ok(None) };
         let paths = self.paths()?;
         if paths.len() < 2 {

@@ -240,7 +240,7 @@ mod tests {
             let path = path.clone();
             move |writer: &Writer, progress: &mut Progress<'_>| save(writer, &path, 2, progress, &mut crash)
         };
-        let turn = Arc::new(Saves::default()).turn(&path, &mut || Ok(())).unwrap();
+        let turn = Saves::new(&path).turn("save", &mut || Ok(())).unwrap();
         turn.start(path, writer, write).unwrap().wait(Duration::from_secs(60)).unwrap();
     }
 

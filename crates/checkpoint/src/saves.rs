@@ -5,12 +5,15 @@ use crate::{Error, Progress, Result, Writer};
 use distribute_cluster::Deadline;
 use distribute_log::warn_or_stderr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 /// The saves of a manager, of which at most one is under way.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Saves {
+    /// The folder of the manager.
+    folder: PathBuf,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -22,52 +25,86 @@ struct State {
     /// The last save in the background.
     last: Option<Arc<Save>>,
     /// The save that a thread makes while its program waits.
-    current: Option<Arc<Save>>,
+    current: Option<Current>,
+}
+
+#[derive(Debug)]
+struct Current {
+    save: Arc<Save>,
+    thread: ThreadId,
 }
 
 impl State {
     /// Returns a save that is under way.
     fn unfinished(&self) -> Option<Arc<Save>> {
-        let mut all = self.current.iter().chain(&self.last);
+        let current = self.current.as_ref().map(|current| &current.save);
+        let mut all = current.into_iter().chain(&self.last);
         all.find(|save| !save.is_finished()).cloned()
+    }
+
+    /// Returns `true` if this thread is making a save, which has called the program's code.
+    fn is_on_this_thread(&self) -> bool {
+        let mut current = self.current.iter().filter(|current| !current.save.is_finished());
+        current.any(|current| current.thread == thread::current().id())
     }
 }
 
 impl Saves {
-    /// Waits for the saves that are under way.
+    pub(crate) fn new(folder: &Path) -> Arc<Self> {
+        let (folder, state) = (folder.to_path_buf(), Mutex::default());
+        Arc::new(Self { folder, state, changed: Condvar::new() })
+    }
+
+    /// Waits for the saves that are under way or about to begin.
     ///
     /// # Errors
     /// - [`Error::Unfinished`]: a save has made no progress for five minutes.
     /// - [`Error::Interrupted`]: `progress` returned an error.
-    pub(crate) fn finish(&self, progress: &mut Progress<'_>) -> Result<()> {
-        loop {
-            let unfinished = lock(&self.state).unfinished();
-            let Some(save) = unfinished else { return Ok(()) };
-            save.wait(Deadline::after(Duration::MAX), progress)?;
-        }
+    /// - [`Error::InvalidArgument`]: `operation` is called by the `progress` of a save, which would wait for itself.
+    pub(crate) fn finish(&self, operation: &'static str, progress: &mut Progress<'_>) -> Result<()> {
+        self.wait_until_free(operation, progress).map(drop)
     }
 
-    /// Waits until no save is under way, and no other thread begins one in this `folder`. Until the turn ends, no other
+    /// Waits until no save is under way, and no other thread begins one in this folder. Until the turn ends, no other
     /// thread gets one.
     ///
     /// # Errors
-    /// - [`Error::Unfinished`]: a save has made no progress for five minutes.
-    /// - [`Error::Interrupted`]: `progress` returned an error.
-    pub(crate) fn turn(self: &Arc<Self>, folder: &Path, progress: &mut Progress<'_>) -> Result<Turn> {
+    /// Returns the errors of [`finish`](Self::finish).
+    pub(crate) fn turn(
+        self: &Arc<Self>,
+        operation: &'static str,
+        progress: &mut Progress<'_>,
+    ) -> Result<Turn> {
+        self.wait_until_free(operation, progress)?.is_taken = true;
+        Ok(Turn { saves: self.clone() })
+    }
+
+    /// Waits until no save is under way and no thread has the turn. Calls `progress` again and again.
+    fn wait_until_free(
+        &self,
+        operation: &'static str,
+        progress: &mut Progress<'_>,
+    ) -> Result<MutexGuard<'_, State>> {
         loop {
             let mut deadline = Deadline::after(STALLED);
             let mut state = lock(&self.state);
+            if state.is_on_this_thread() {
+                let reason = "called while this thread saves to the same folder: call it after the save, not in \
+                              the function that reports progress";
+                return Err(Error::InvalidArgument { operation, reason: reason.into() });
+            }
             while state.is_taken {
                 let slice = deadline.look();
                 if slice.is_zero() {
-                    return Err(Error::Unfinished { path: folder.to_path_buf(), after: STALLED });
+                    return Err(Error::Unfinished { path: self.folder.clone(), after: STALLED });
                 }
                 state = self.changed.wait_timeout(state, slice).unwrap_or_else(PoisonError::into_inner).0;
+                drop(state);
+                // Other workers wait for this one.
+                crate::progress::report(progress)?;
+                state = lock(&self.state);
             }
-            let Some(save) = state.unfinished() else {
-                state.is_taken = true;
-                return Ok(Turn { saves: self.clone() });
-            };
+            let Some(save) = state.unfinished() else { return Ok(state) };
             drop(state);
             save.wait(Deadline::after(Duration::MAX), progress)?;
         }
@@ -82,7 +119,7 @@ impl Saves {
 impl Drop for Saves {
     fn drop(&mut self) {
         // A program that ends after its last save must not lose it.
-        if let Err(error) = self.finish(&mut || Ok(())) {
+        if let Err(error) = self.finish("drop", &mut || Ok(())) {
             warn_or_stderr(|| tracing::warn!("{error}"));
         }
     }
@@ -130,7 +167,8 @@ impl Turn {
     ) -> Result<()> {
         let save = Arc::new(Save::new(path));
         let saves = self.saves.clone();
-        saves.record(|state| state.current = Some(save.clone()));
+        let thread = thread::current().id();
+        saves.record(|state| state.current = Some(Current { save: save.clone(), thread }));
         drop(self);
         let _ended = Ended(&saves, &save);
         write(&mut || {
@@ -147,13 +185,16 @@ impl Drop for Turn {
 }
 
 /// Ends a save that was made on this thread when it is dropped, also by a panic. The caller has its error.
-struct Ended<'a>(&'a Saves, &'a Save);
+struct Ended<'a>(&'a Saves, &'a Arc<Save>);
 
 impl Drop for Ended<'_> {
     fn drop(&mut self) {
         let Self(saves, save) = self;
         save.record(|state| state.result = Some(Ok(())));
-        saves.record(|state| state.current = None);
+        // The next save may have begun.
+        saves.record(|state| {
+            state.current.take_if(|current| Arc::ptr_eq(&current.save, save));
+        });
     }
 }
 
@@ -164,10 +205,11 @@ pub(crate) struct Unreported {
 }
 
 impl Unreported {
-    /// Returns the error for the save that reports it, at `next`.
-    pub(crate) fn report(self, next: &Path) -> Error {
-        self.save.record(|state| state.is_reported = true);
-        Error::Earlier { path: self.save.path.clone(), next: next.to_path_buf(), source: self.source }
+    /// Returns the error for the save that reports it, at `next`; `None` if another call has reported it since.
+    pub(crate) fn report(self, next: &Path) -> Option<Error> {
+        let Self { save, source } = self;
+        let is_first = save.set_reported();
+        is_first.then(|| Error::Earlier { path: save.path.clone(), next: next.to_path_buf(), source })
     }
 }
 
@@ -179,7 +221,6 @@ mod tests {
     use distribute_tensor::{DType, HostTensor};
     use distribute_testing::watched;
     use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-    use std::thread;
 
     const LIMIT: Duration = Duration::from_secs(60);
 
@@ -240,6 +281,83 @@ mod tests {
                 assert_eq!(paths, names);
                 assert_eq!(Reader::open(&paths[0]).unwrap().tensor("a").unwrap().item::<i64>().unwrap(), 1);
             }
+        });
+    }
+
+    // INV-96
+    #[test]
+    fn the_end_of_a_save_leaves_the_next_one() {
+        let saves = Saves::new(Path::new("all"));
+        let of = |name: &str| Arc::new(Save::new(name.into()));
+        let (first, second) = (of("first"), of("second"));
+        let ended = Ended(&saves, &first);
+        let thread = thread::current().id();
+        saves.record(|state| state.current = Some(Current { save: second.clone(), thread }));
+        drop(ended);
+        assert!(first.is_finished());
+        // A third save waits for the second one.
+        assert!(lock(&saves.state).unfinished().is_some_and(|save| Arc::ptr_eq(&save, &second)));
+    }
+
+    // INV-107
+    #[test]
+    fn a_wait_for_a_turn_reports_progress_and_can_be_interrupted() {
+        watched(|| {
+            let saves = Saves::new(Path::new("all"));
+            let turn = saves.turn("save", &mut || Ok(())).unwrap();
+            let mut calls = 0;
+            let mut stop = || {
+                calls += 1;
+                if calls < 3 { Ok(()) } else { Err("worker 1 is gone".into()) }
+            };
+            let errors = [saves.finish("restore", &mut stop).err(), saves.turn("save", &mut stop).err()];
+            for error in errors {
+                assert!(matches!(error, Some(Error::Interrupted { .. })), "{error:?}");
+            }
+            drop(turn);
+            saves.finish("restore", &mut || Ok(())).unwrap();
+        });
+    }
+
+    // INV-96
+    #[test]
+    fn a_save_within_a_save_of_the_same_thread_is_an_error_at_once() {
+        watched(|| {
+            let folder = tempfile::tempdir().unwrap();
+            let manager = CheckpointManager::new(folder.path()).unwrap();
+            let mut writer = Writer::new();
+            writer.insert("a", HostTensor::vector(vec![5u8; 20 << 20])).unwrap();
+            let mut refused = Vec::new();
+            let mut within = || {
+                refused.push(manager.save(&Writer::new(), 1).map(drop));
+                refused.push(manager.save_async(Writer::new(), 1).map(drop));
+                refused.push(manager.latest_undamaged().map(drop));
+                Ok(())
+            };
+            manager.save_with(&writer, 1, &mut within).unwrap();
+            assert!(!refused.is_empty());
+            for refused in refused {
+                assert!(matches!(refused, Err(Error::InvalidArgument { .. })), "{refused:?}");
+            }
+            assert_eq!(manager.paths().unwrap().len(), 1);
+        });
+    }
+
+    // INV-96
+    #[test]
+    fn a_failed_save_is_reported_before_the_next_one_may_begin() {
+        watched(|| {
+            let folder = tempfile::tempdir().unwrap();
+            let manager = CheckpointManager::new(folder.path()).unwrap();
+            let failed = Arc::new(Save::new("failed".into()));
+            failed.record(|state| {
+                state.result = Some(Err(Arc::new(Error::Panicked { path: "failed".into() })))
+            });
+            manager.saves().record(|state| state.last = Some(failed));
+            let earlier = manager.saves().turn("save", &mut || Ok(())).unwrap().earlier().unwrap();
+            let error = manager.save(&Writer::new(), 1).unwrap_err();
+            assert!(matches!(error, Error::Earlier { .. }), "{error:?}");
+            assert!(earlier.report(Path::new("next")).is_none(), "it was reported twice");
         });
     }
 }
