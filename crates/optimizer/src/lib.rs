@@ -367,7 +367,7 @@ impl Inner {
         let backend = update::backend(&parameters)?;
         backend.require_rule("Optimizer::with_rule", &*rule)?;
         let loss_scaling = LossScaling::new(strategy.mixed_precision());
-        let local = LocalTraining::of(&strategy);
+        let local = LocalTraining::of(&parameters);
         if local.is_some() && parameters.is_any_rounded() {
             return Err(Error::NotSupported {
                 operation: "Optimizer::with_rule",

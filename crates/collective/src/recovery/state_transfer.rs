@@ -188,6 +188,11 @@ impl<E: Display> StateTransfer<E> {
         self.stage = Stage::Outcomes(received);
     }
 
+    /// Returns `true` if all workers but one receive the state of that one. Known once the reports are exchanged.
+    pub fn all_receive(&self) -> bool {
+        self.plan.receivers.len() + 1 == self.world.workers()
+    }
+
     fn receives(&self) -> bool {
         self.plan.receivers.contains(&self.world.worker())
     }

@@ -378,9 +378,7 @@ impl<'a> Checkpoint<'a> {
     /// Returns the first error of reading or applying a component's state.
     #[doc(hidden)]
     pub fn restore_image(&self, reader: &Reader) -> Result<()> {
-        self.all_of(reader)?.0.into_iter().try_for_each(|change| change())?;
-        self.joint_strategy(RESTORE)?.forget_abandoned_steps();
-        Ok(())
+        self.all_of(reader)?.0.into_iter().try_for_each(|change| change())
     }
 
     /// Reads and checks the state of all components. Returns one closure per component, which applies the state.

@@ -88,7 +88,6 @@ impl<'a> Checkpoint<'a> {
         let call = || self.call(Operation::Restore, at);
         let (reader, ready, restored) = strategy.require_equal(operation, call, ready, same, sum)?;
         ready.into_iter().try_for_each(|change| change())?;
-        strategy.forget_abandoned_steps();
         Ok((reader, restored))
     }
 

@@ -132,7 +132,7 @@ pub(crate) struct Alone {
     settings: LocalSteps,
     /// The number of local steps since the workers last agreed, of all optimizers together.
     since: u64,
-    /// The number of outer steps, of all optimizers together.
+    /// The number of outer steps since optimizers were restored, of all optimizers together, also dropped ones.
     outer: u64,
     /// The number of local steps of optimizers that were dropped before their outer step.
     abandoned: u64,
@@ -162,15 +162,20 @@ impl Strategy {
         self.0.outer_steps.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
     }
 
-    /// Records that an optimizer was dropped this number of local steps after its last outer step.
+    /// Records that all workers have restored the state of optimizers. From now on, they count outer steps from 0.
     #[doc(hidden)]
-    pub fn record_abandoned_steps(&self, steps: u64) {
-        self.0.abandoned_steps.fetch_add(steps, Ordering::Relaxed);
+    pub fn forget_outer_steps(&self) {
+        self.0.outer_steps.store(0, Ordering::Relaxed);
     }
 
-    /// Records that the workers have the same weights again, because they have restored the same state.
-    pub(crate) fn forget_abandoned_steps(&self) {
-        self.0.abandoned_steps.store(0, Ordering::Relaxed);
+    /// Records that the workers have transferred a state after a rendezvous. `all_received` is whether all but one have
+    /// received it, so that all have the same weights.
+    #[doc(hidden)]
+    pub fn record_transfer(&self, all_received: bool) {
+        self.forget_outer_steps();
+        if all_received {
+            self.forget_abandoned_steps();
+        }
     }
 
     /// Returns an error if each worker has its own weights at the moment. Returns no error if there are no other
@@ -198,9 +203,8 @@ impl Strategy {
     /// Returns the local steps of this worker; `None` in lock step.
     pub(crate) fn alone(&self) -> Option<Alone> {
         let settings = self.0.local_steps?;
-        let [since, outer, abandoned] = [&self.0.apart, &self.0.outer_steps, &self.0.abandoned_steps]
-            .map(|count| count.load(Ordering::Relaxed));
-        Some(Alone { settings, since, outer, abandoned })
+        let [since, outer] = [&self.0.apart, &self.0.outer_steps].map(|count| count.load(Ordering::Relaxed));
+        Some(Alone { settings, since, outer, abandoned: self.abandoned_steps() })
     }
 }
 
@@ -225,8 +229,9 @@ pub(crate) fn alone_differently(operation: &'static str, all: &[Option<Alone>]) 
     if let Some(steps) = of(|alone| alone.abandoned).into_iter().find(|steps| *steps > 0) {
         return Some(abandoned(operation, steps));
     }
-    different_counts(operation, "local steps since the last outer step", &of(|alone| alone.since))
-        .or_else(|| different_counts(operation, "outer steps", &of(|alone| alone.outer)))
+    different_counts(operation, "local steps since the last outer step", &of(|alone| alone.since)).or_else(
+        || different_counts(operation, "outer steps since the last restore", &of(|alone| alone.outer)),
+    )
 }
 
 /// Returns the error for workers that have made different numbers of `steps`, by worker. Returns `None` if all have
@@ -248,7 +253,7 @@ pub fn different_counts(operation: &'static str, steps: &str, counts: &[u64]) ->
 fn abandoned(operation: &'static str, steps: u64) -> Error {
     let reason = format!(
         "an optimizer was dropped {steps} steps after its last outer step, so each worker has other weights: call \
-         finish_local_steps() on all workers before it is dropped, or restore a checkpoint"
+         finish_local_steps() on all workers before it is dropped, or restore all variables that it trained"
     );
     Error::failed(ErrorKind::Usage, operation, reason)
 }
@@ -313,7 +318,10 @@ mod tests {
         assert!(local.contains("local steps since the last outer step (2, 2, 1, by worker)"), "{local}");
         // With outer steps after each step, their number is all that differs.
         let outer = text(&[of(0, 3, 0), of(0, 2, 0)]);
-        assert!(outer.contains("different numbers of outer steps (3, 2, by worker)"), "{outer}");
+        assert!(
+            outer.contains("different numbers of outer steps since the last restore (3, 2, by worker)"),
+            "{outer}"
+        );
         let dropped = text(&[of(0, 3, 2), of(0, 3, 2)]);
         assert!(dropped.contains("was dropped 2 steps after its last outer step"), "{dropped}");
         assert!(text(&[at(2), None]).contains("worker 1 has other local_steps than worker 0 (none, and "));

@@ -125,10 +125,8 @@ struct Inner {
     local_steps: Option<LocalSteps>,
     /// The number of local steps since the workers last agreed on their weights, of all optimizers together.
     apart: AtomicU64,
-    /// The number of outer steps, of all optimizers together.
+    /// The number of outer steps since optimizers were restored, of all optimizers together, also dropped ones.
     outer_steps: AtomicU64,
-    /// The number of local steps of optimizers that were dropped before their outer step.
-    abandoned_steps: AtomicU64,
     optimizers: AtomicU64,
     precision: Mutex<MixedPrecision>,
     /// The number of variables that have been created so far.
@@ -184,7 +182,6 @@ impl Strategy {
             local_steps,
             apart: AtomicU64::new(0),
             outer_steps: AtomicU64::new(0),
-            abandoned_steps: AtomicU64::new(0),
             optimizers,
             precision,
             created,

@@ -166,7 +166,11 @@ impl Variable {
                 _ => vec![value; self.copy_count()],
             },
         };
-        Ok(Box::new(move || self.restoring(|| self.writing(|| self.set_copies(&copies)))))
+        Ok(Box::new(move || {
+            self.restoring(|| self.writing(|| self.set_copies(&copies)))?;
+            self.strategy().record_equal(self);
+            Ok(())
+        }))
     }
 }
 

@@ -14,8 +14,9 @@
 // - **INV-98** After an outer step, all workers have the same weights and the same outer momentum, to the bit. A step
 //   that ends with an outer step is made completely or not at all on each worker. Tests: `multi_worker/local_steps.rs`,
 //   `optimizer/src/local_steps/outer.rs`.
-// - **INV-106** Workers that have made different numbers of outer steps, or that have dropped an optimizer between two,
-//   make no further step together: all get one error. Tests: `multi_worker/local_steps/failures.rs`.
+// - **INV-106** Workers that have made different numbers of outer steps since the last restore, or that have dropped an
+//   optimizer between two and not set its variables since, make no further step together: all get one error. Tests:
+//   `multi_worker/local_steps/failures.rs`.
 
 mod exchange;
 mod flat;
@@ -23,11 +24,13 @@ mod outer;
 mod state;
 
 use crate::header::OuterHeader;
+use crate::parameters::Parameters;
 use crate::progress::Change;
 use crate::slots::Slots;
 use crate::step::StepContext;
 use crate::step::decide::{StepDecision, StepLog};
 use crate::{Inner, Optimizer};
+use candle_core::TensorId;
 use distribute_base::internal::lock;
 use distribute_base::{Error, Result};
 use distribute_collective::threads::Member;
@@ -46,6 +49,8 @@ use std::sync::{Arc, Mutex};
 pub(crate) struct LocalTraining {
     settings: LocalSteps,
     strategy: Strategy,
+    /// The candle variables that are trained.
+    trained: Vec<TensorId>,
     state: Mutex<State>,
 }
 
@@ -117,10 +122,12 @@ impl<R: Rule> Optimizer<R> {
 }
 
 impl LocalTraining {
-    /// Returns the local steps of an optimizer of `strategy`; `None` if its workers train in lock step.
-    pub(crate) fn of(strategy: &Strategy) -> Option<Self> {
+    /// Returns the local steps of an optimizer; `None` if its workers train in lock step.
+    pub(crate) fn of(parameters: &Parameters) -> Option<Self> {
+        let strategy = parameters.strategy.clone();
         let settings = strategy.local_steps()?;
-        Some(Self { settings, strategy: strategy.clone(), state: Mutex::default() })
+        let trained = parameters.variables.iter().map(|(_, variable)| variable.id()).collect();
+        Some(Self { settings, strategy, trained, state: Mutex::default() })
     }
 
     /// Keeps what the next step needs. Returns the facts that the workers compare if it ends with an outer step.
@@ -298,7 +305,10 @@ impl LocalTraining {
 impl Drop for LocalTraining {
     fn drop(&mut self) {
         let (since, _) = self.position();
-        if since > 0 {
+        if since == 0 {
+            return;
+        }
+        if self.strategy.world().is_multi_worker() {
             // A program that ends has no further call that could return this as an error.
             warn_or_stderr(|| {
                 tracing::warn!(
@@ -307,8 +317,9 @@ impl Drop for LocalTraining {
                 );
             });
         }
-        self.set_position(0, 0);
-        self.strategy.record_abandoned_steps(since);
+        // In this order, so that no thread reads neither of the numbers. The outer steps still count.
+        self.strategy.record_abandoned_steps(since, &self.trained);
+        self.strategy.record_local_steps(since, 0);
     }
 }
 

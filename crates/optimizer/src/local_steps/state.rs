@@ -168,6 +168,7 @@ impl LocalTraining {
     pub(crate) fn set(&self, restored: Restored) {
         let Restored { since, outer, agreed, momentum, .. } = restored;
         self.set_position(since, outer);
+        self.strategy.forget_outer_steps();
         let State { since: _, outer: _, agreed: own_agreed, momentum: own_momentum, backup } =
             &mut *lock(&self.state);
         (*own_agreed, *own_momentum, *backup) = (agreed.map(Arc::new), momentum, None);

@@ -55,6 +55,7 @@ impl StateTransfer<'_> {
                 Next::End(Ok(agreed)) => {
                     if let Some(agreed) = agreed {
                         self.strategy.set_counters(agreed.counters);
+                        self.strategy.record_transfer(transfer.all_receive());
                     }
                     return Ok(agreed.map(|agreed| agreed.source));
                 }

@@ -119,6 +119,7 @@ impl Variables {
                 let what = variable.describe_set(value).map_err(with_name(name))?;
                 variable.writing_as(&what, set_all).map_err(with_name(name))?;
                 variable.strategy().record_write();
+                variable.strategy().record_equal(&variable);
             }
             ModelVariable::Running(running) => running.set(value).map_err(with_name(name))?,
         }

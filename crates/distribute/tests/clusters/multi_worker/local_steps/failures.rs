@@ -6,8 +6,11 @@ use candle_nn::Init;
 use distribute::checkpoint::Reader;
 use distribute::data::Dataset;
 use distribute::strategy::{CommunicationOptions, LocalSteps, Outer};
-use distribute::{Adam, Checkpoint, Error, ErrorKind, MultiWorkerMirroredStrategy, Result, Sgd, Strategy};
+use distribute::{
+    Adam, Checkpoint, Error, ErrorKind, MultiWorkerMirroredStrategy, Result, Sgd, Strategy, Variable,
+};
 use distribute_collective::group::local as groups;
+use distribute_tensor::HostTensor;
 use distribute_testing::watched;
 use std::time::Duration;
 
@@ -239,7 +242,7 @@ fn an_outer_step_that_only_some_workers_have_made_is_an_error_of_all() {
         });
         assert_eq!(errors[0].1, errors[1].1);
         let errors: Vec<_> = errors.into_iter().map(|(error, _)| error).collect();
-        crate::multi_worker::one_message(&errors, &["different numbers of outer steps (2, 1, by worker)"]);
+        crate::multi_worker::one_message(&errors, &["outer steps since the last restore (2, 0, by worker)"]);
     });
 }
 
@@ -251,8 +254,11 @@ fn a_dropped_optimizer_with_local_steps_is_an_error_until_a_state_is_restored() 
         let path = folder.path().join("first");
         let errors = on((2, 1), local(3, Outer::Average), |strategy| {
             let model = model(strategy)?;
-            let parts = Checkpoint::new().part("model", &model.variables);
+            let counter = strategy.scope(|| Variable::new("counter", HostTensor::scalar(0i64)))?;
+            let parts = Checkpoint::new().part("model", &model.variables).part("counter", &counter);
             parts.save(&path)?;
+            let file = folder.path().join("first.safetensors");
+            model.variables.save(&file)?;
             let train = |steps| {
                 let optimizer = Adam::new(&model.variables, 0.01)?;
                 (1..=steps).try_for_each(|number| {
@@ -269,13 +275,40 @@ fn a_dropped_optimizer_with_local_steps_is_an_error_until_a_state_is_restored() 
             assert_eq!(save.kind(), ErrorKind::Usage, "{save}");
             let error = strategy.run((), |_, ()| Ok(())).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
+            Checkpoint::new().part("counter", &counter).restore(&path)?;
+            let again = strategy.run((), |_, ()| Ok(())).unwrap_err();
+            assert_eq!(again.kind(), ErrorKind::Usage, "the weights still differ: {again}");
             parts.restore(&path)?;
+            strategy.run((), |_, ()| Ok(()))?;
+            train(1)?;
+            model.variables.load(&file)?;
             strategy.run((), |_, ()| Ok(()))?;
             train(3)?;
             parts.save(folder.path().join("third"))?;
             Ok(error)
         });
         crate::multi_worker::one_message(&errors, &["was dropped 2 steps after its last outer step"]);
+    });
+}
+
+// INV-106
+#[test]
+fn outer_steps_of_a_dropped_optimizer_still_count() {
+    watched(|| {
+        on((2, 1), local(3, Outer::Average), |strategy| {
+            let model = model(strategy)?;
+            let optimizer = Adam::new(&model.variables, 0.01)?;
+            for number in 1..=3 {
+                strategy.run(&model, |ctx, layers| {
+                    step_of(ctx, &optimizer, layers, number, ctx.replica_id_in_sync_group())
+                })?;
+            }
+            // Only the chief keeps it.
+            let kept = Some(optimizer).filter(|_| strategy.is_chief());
+            strategy.run((), |_, ()| Ok(()))?;
+            drop(kept);
+            strategy.run((), |_, ()| Ok(())).map(drop)
+        });
     });
 }
 
