@@ -1,5 +1,6 @@
 //! The decoding of the elements of an array.
 
+use super::Room;
 use super::header::{Header, Text};
 use crate::Result;
 use crate::file::Input;
@@ -23,8 +24,8 @@ pub(super) fn bytes(header: &Header) -> Option<u64> {
     Some(if header.shape.contains(&0) { 0 } else { bytes as u64 })
 }
 
-/// Reads the elements after a header, and returns them in row-major order.
-pub(super) fn read(header: &Header, input: &mut Input<impl Read>) -> Result<Buffer> {
+/// Reads the elements after a header, and returns them in row-major order. Texts are counted in `room`.
+pub(super) fn read(header: &Header, input: &mut Input<impl Read>, room: &mut Room) -> Result<Buffer> {
     macro_rules! numbers {
         ($($dtype:ident $ty:ty;)*) => {
             match header.dtype {
@@ -50,7 +51,7 @@ pub(super) fn read(header: &Header, input: &mut Input<impl Read>) -> Result<Buff
                         Complex64::new(f64::from_le_bytes(re), f64::from_le_bytes(im))
                     })
                 }),
-                DType::String => texts(header, input),
+                DType::String => texts(header, input, room),
                 DType::Bf16 => Err(input.damaged("a dtype that numpy does not have")),
             }
         };
@@ -59,7 +60,7 @@ pub(super) fn read(header: &Header, input: &mut Input<impl Read>) -> Result<Buff
 }
 
 /// Reads strings of fixed width, without the zeros with which they are padded.
-fn texts(header: &Header, input: &mut Input<impl Read>) -> Result<Buffer> {
+fn texts(header: &Header, input: &mut Input<impl Read>, room: &mut Room) -> Result<Buffer> {
     let too_large = || input.damaged(format!("shape {:?} is too large", header.shape));
     // In memory, texts take more bytes than in the file. So their sum may overflow even if that of the file
     // doesn't.
@@ -69,6 +70,9 @@ fn texts(header: &Header, input: &mut Input<impl Read>) -> Result<Buffer> {
     let unicode = header.text.is_some_and(|text| text.unicode);
     let width = header.text.and_then(Text::bytes).ok_or_else(too_large)?;
     let mut texts: Vec<Vec<u8>> = Vec::new();
+    if count > 0 {
+        room.check_width(width as u64).map_err(|what| input.damaged(what))?;
+    }
     for _ in 0..count {
         let start = input.offset();
         let mut bytes = input.bytes(width as u64)?;
@@ -86,6 +90,8 @@ fn texts(header: &Header, input: &mut Input<impl Read>) -> Result<Buffer> {
         let len = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
         bytes.truncate(len);
         bytes.shrink_to_fit();
+        // As UTF-8 and without padding, a text may be much shorter than in the file.
+        room.count_text(bytes.len()).map_err(|what| input.damaged(what))?;
         texts.push(bytes);
     }
     Ok(Vec::<u8>::into_buffer(if header.fortran { row_major(&texts, &header.shape) } else { texts }))

@@ -29,7 +29,7 @@ use std::path::Path;
 /// - [`Error::Io`]: the file cannot be read.
 /// - [`Error::Damaged`]: the file is not a `.npy` file, is damaged, has a dtype that tensors do not have, or is
 ///   compressed and larger than the [limit for one element](Location::element_limit). Also if texts take more memory
-///   than this limit and more than the file has bytes.
+///   than this limit and, unless the file is at a URL, more than the file has bytes.
 /// - [`Error::Feature`]: the file is compressed or at a URL, and the feature for that is not enabled.
 ///
 /// ```
@@ -51,7 +51,9 @@ pub fn read_npy(location: impl Into<Location>) -> Result<HostTensor> {
     // An uncompressed array of numbers takes no more memory than the file has bytes. A text of one byte takes 25.
     let limit = location.limit();
     let file = location.open_file()?.map(|file| file.metadata()).transpose();
-    let len = file.map_err(|error| location.io_error(error))?.map_or(0, |file| file.len());
+    let file = file.map_err(|error| location.io_error(error))?.map(|file| file.len());
+    let in_memory = location.bytes_in_memory().map_or(0, |bytes| bytes.len() as u64);
+    let len = file.unwrap_or(in_memory);
     let of_texts = limit.of(limit.bytes().max(len));
     let mut room = Room { limit: packed.then_some(limit), of_texts, taken: 0 };
     let array = read(&mut Input::new(location.to_string(), bytes), &mut room);
@@ -143,17 +145,43 @@ struct Room {
     taken: u64,
 }
 
+impl Room {
+    /// Counts the memory of an array of numbers. Returns an error if the arrays take too much.
+    fn count_numbers(&mut self, bytes: u64) -> Result<(), String> {
+        self.taken = self.taken.saturating_add(bytes);
+        self.limit.map_or(Ok(()), |limit| limit.check(UNPACKED, self.taken))
+    }
+
+    /// Counts the memory of a text of `len` bytes. Returns an error if the arrays take too much.
+    fn count_text(&mut self, len: usize) -> Result<(), String> {
+        let bytes = size_of::<Vec<u8>>().saturating_add(len);
+        self.taken = self.taken.saturating_add(bytes as u64);
+        let (limit, what) = self.of_text();
+        limit.check(what, self.taken)
+    }
+
+    /// Checks the memory for reading one text, which is padded in the file.
+    fn check_width(&self, bytes: u64) -> Result<(), String> {
+        let (limit, what) = self.of_text();
+        limit.check(what, bytes)
+    }
+
+    fn of_text(&self) -> (ElementLimit, &'static str) {
+        self.limit.map_or((self.of_texts, "its array of texts"), |limit| (limit, UNPACKED))
+    }
+}
+
+/// The name of all arrays of a compressed file in errors.
+const UNPACKED: &str = "what is unpacked of it";
+
 fn read(input: &mut Input<impl Read>, room: &mut Room) -> Result<HostTensor> {
     let header = Header::read(input)?;
-    // Sizes that overflow are detected when the elements are read.
-    room.taken = room.taken.saturating_add(elements::bytes(&header).unwrap_or(0));
-    let (limit, what) = match header.text {
-        Some(_) if room.limit.is_none() => (Some(room.of_texts), "its array of texts"),
-        _ => (room.limit, "what is unpacked of it"),
-    };
-    let fits = limit.map_or(Ok(()), |limit| limit.check(what, room.taken));
-    fits.map_err(|what| input.damaged(what))?;
-    let tensor = HostTensor::from_buffer(elements::read(&header, input)?, header.shape)?;
+    if header.text.is_none() {
+        // Sizes that overflow are detected when the elements are read.
+        let counted = room.count_numbers(elements::bytes(&header).unwrap_or(0));
+        counted.map_err(|what| input.damaged(what))?;
+    }
+    let tensor = HostTensor::from_buffer(elements::read(&header, input, room)?, header.shape)?;
     input.end()?;
     Ok(tensor)
 }

@@ -126,6 +126,16 @@ fn text_is_read_and_arrays_by_name_next_to_unsupported_ones() {
     assert_eq!(read(short.clone()).unwrap().len(), 1000);
     let error = read(short.element_limit(24_999)).unwrap_err().to_string();
     assert!(error.contains("its array of texts takes more than 24999 bytes"), "{error}");
+    // Characters of 4 bytes and padding in the file are not what they take in memory.
+    let letters: Vec<u8> =
+        (0..100).flat_map(|_| "x\0\0\0".chars().flat_map(|c| u32::from(c).to_le_bytes())).collect();
+    let padded = npy("<U4", "False", "(100,)", &letters);
+    assert_eq!(read(padded.clone().element_limit(2_500)).unwrap(), vec![b"x"; 100]);
+    let error = read(padded.element_limit(2_499)).unwrap_err().to_string();
+    assert!(error.contains("its array of texts takes more than 2499 bytes"), "{error}");
+    // The file is in memory already.
+    let long = npy("|S1000", "False", "(1,)", &[b'x'; 1000]);
+    assert_eq!(read(long.element_limit(10)).unwrap()[0].len(), 1000);
     // Their bytes can be counted in the file, but not in memory.
     let error = read(npy("<U1", "False", "(1152921504606846976,)", &wide)).unwrap_err().to_string();
     assert!(error.contains("is too large"), "{error}");
