@@ -33,7 +33,7 @@ struct Running {
     /// The number of passes that the input had completed when the last element was created.
     passes: usize,
     /// A received chunk that could not be appended to the previous one.
-    kept: Option<Result<Chunk>>,
+    kept: Option<Delivered>,
 }
 
 /// A chunk, and the number of [passes](Stage::passes) that the input had completed by then.
@@ -74,33 +74,24 @@ impl Running {
     /// Blocks until one element is available, and takes others that are ready, up to `max` in total.
     fn pull(&mut self, max: usize) -> Option<Result<Chunk>> {
         // This wait ends with the thread, see [`AheadStage`].
-        let first = match self.kept.take() {
+        let (first, passes) = match self.kept.take() {
             Some(kept) => kept,
-            None => {
-                let made = self.receiver.iter().next()?;
-                self.counted(made)
-            }
+            None => self.receiver.iter().next()?,
         };
+        self.passes = passes;
         let mut chunk = match first {
             Ok(chunk) => chunk,
             error => return Some(error),
         };
-        while chunk.len() < max {
-            let Ok(made) = self.receiver.try_recv() else { break };
-            self.kept = match self.counted(made) {
-                Ok(next) => chunk.append(next).map(Ok),
-                error => Some(error),
+        while chunk.len() < max && self.kept.is_none() {
+            let Ok((next, passes)) = self.receiver.try_recv() else { break };
+            self.kept = match next {
+                // A chunk ends with its pass, which a batch counts only if it begins with the next one.
+                Ok(next) if passes == self.passes => chunk.append(next).map(|next| (Ok(next), passes)),
+                next => Some((next, passes)),
             };
-            if self.kept.is_some() {
-                break;
-            }
         }
         Some(Ok(chunk))
-    }
-
-    fn counted(&mut self, (chunk, passes): Delivered) -> Result<Chunk> {
-        self.passes = passes;
-        chunk
     }
 
     /// Returns the error of a thread that panicked; `None` if it has ended normally. The thread has nothing left

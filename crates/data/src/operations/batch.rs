@@ -99,9 +99,9 @@ pub(super) struct BatchStage {
     join: Join,
     number: usize,
     ended: bool,
-    /// The number of [passes](Stage::passes) of the input when the last element was received.
+    /// The number of [passes](Stage::passes) of the input when the last element was received, or the greatest one.
     received: usize,
-    /// The number of passes of the input that have ended between two batches.
+    /// The number of batches before which a pass of the input ended. Several passes without elements count as one.
     aligned: usize,
 }
 
@@ -120,10 +120,10 @@ impl BatchStage {
             match self.input.next(self.size - assembly.len()) {
                 Some(chunk) => {
                     let passes = self.input.passes();
-                    if assembly.len() == 0 {
-                        self.aligned += passes.saturating_sub(self.received);
+                    if assembly.len() == 0 && passes > self.received {
+                        self.aligned += 1;
                     }
-                    self.received = passes;
+                    self.received = self.received.max(passes);
                     assembly.push(chunk?)?;
                 }
                 None => self.ended = true,
@@ -152,7 +152,7 @@ impl Stage for BatchStage {
         self.ended = elements < wanted;
         let skipped = if self.drop_remainder { elements / self.size } else { elements.div_ceil(self.size) };
         self.number += skipped;
-        self.received = self.input.passes();
+        self.received = self.received.max(self.input.passes());
         Ok(skipped)
     }
 
@@ -163,6 +163,7 @@ impl Stage for BatchStage {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
     use crate::testing::ids;
     use crate::{Dataset, Error};
     use distribute_tensor::HostTensor;
@@ -189,6 +190,30 @@ mod tests {
         }
         let error = begins_with(99, -1).iter().next().unwrap().unwrap_err();
         assert!(matches!(error, Error::EmptyPasses { operation: "filter", .. }), "{error}");
+    }
+
+    /// A stage whose elements are each followed by ten passes without elements.
+    struct Rare(usize);
+
+    impl Stage for Rare {
+        fn next(&mut self, _max: usize) -> Option<Result<Chunk>> {
+            self.0 += 1;
+            Some(Ok(Chunk::Values(vec![7i64.into_tree()])))
+        }
+
+        fn passes(&self) -> usize {
+            10 * self.0
+        }
+    }
+
+    #[test]
+    fn a_batch_counts_at_most_one_pass() {
+        let join = Box::new(|elements, _| Ok(Chunk::Batch(elements)));
+        let mut stage = BatchStage::new(Box::new(Rare(0)), 1, false, join);
+        for _ in 0..5 {
+            stage.next(1).unwrap().unwrap();
+        }
+        assert_eq!((stage.passes(), stage.input.passes()), (5, 50));
     }
 
     #[test]
