@@ -1,7 +1,7 @@
 //! The errors of a coordinator.
 
 use crate::call::ResourceId;
-use crate::failure::Failure;
+use crate::failure::{Failure, FailureKind};
 use std::time::Duration;
 
 /// An error of a coordinator.
@@ -22,6 +22,8 @@ pub enum Error {
         workers: usize,
         /// The names of the missing workers, and the reasons.
         missing: Vec<(String, String)>,
+        /// The kind of the reason for which a worker rejects this coordinator; `None` if none does.
+        refused: Option<FailureKind>,
     },
     /// No worker was connected for longer than the timeout.
     #[error(
@@ -38,6 +40,8 @@ pub enum Error {
         waiting: usize,
         /// The names of the missing workers, and the reasons.
         missing: Vec<(String, String)>,
+        /// The kind of the reason for which a worker rejects this coordinator; `None` if none does.
+        refused: Option<FailureKind>,
     },
     /// The operation has timed out.
     #[error("{operation}: timed out after {:.1} s: {}; raise the timeout, or check these workers", timeout.as_secs_f64(), tasks.join("; "))]

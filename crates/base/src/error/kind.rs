@@ -321,10 +321,13 @@ fn of_coordinator(error: &Coordinator) -> ErrorKind {
             FailureKind::UnknownFunction => ErrorKind::Configuration,
             FailureKind::TimedOut => ErrorKind::TimedOut,
             FailureKind::WorkersLost => ErrorKind::PeerFailed,
-            FailureKind::Superseded => ErrorKind::Stale,
             _ => ErrorKind::User,
         },
-        Coordinator::NotConnected { .. } | Coordinator::NoWorkers { .. } => ErrorKind::PeerFailed,
+        Coordinator::NotConnected { refused, .. } | Coordinator::NoWorkers { refused, .. } => match refused {
+            Some(FailureKind::Superseded) => ErrorKind::Stale,
+            Some(FailureKind::UnknownFunction) => ErrorKind::Configuration,
+            _ => ErrorKind::PeerFailed,
+        },
         Coordinator::TimedOut { .. } => ErrorKind::TimedOut,
         Coordinator::Dropped { .. } => ErrorKind::Cancelled,
         Coordinator::Thread { .. } => ErrorKind::Io,
@@ -388,6 +391,19 @@ mod tests {
         check::<distribute_cluster::ClusterError>();
         check::<distribute_ps_tables::Error>();
         check::<distribute_tensor::Error>();
+    }
+
+    #[test]
+    fn the_reason_for_which_workers_reject_a_coordinator_determines_the_kind() {
+        for (refused, kind) in [
+            (Some(FailureKind::Superseded), ErrorKind::Stale),
+            (Some(FailureKind::UnknownFunction), ErrorKind::Configuration),
+            (None, ErrorKind::PeerFailed),
+        ] {
+            let (operation, workers, missing) = ("ClusterCoordinator::new", 1, Vec::new());
+            let error = Coordinator::NotConnected { operation, workers, missing, refused };
+            assert_eq!(Error::Coordinator(error).kind(), kind);
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::value::Value;
 use crate::call::ClosureId;
 use crate::dispatch::{Dispatch, Limits, Task};
-use crate::failure::Failure;
+use crate::failure::{Failure, FailureKind};
 use crate::message::{Done, Work};
 use distribute_cluster::deadline::Stopwatch;
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -38,8 +38,8 @@ pub(super) struct State {
 pub(super) struct WorkerRecord {
     /// The reason why the worker is not connected, if it is not.
     pub disconnect_reason: Option<String>,
-    /// Whether the worker has rejected this coordinator, so that waiting for it is useless.
-    pub is_refused: bool,
+    /// The kind of the failure with which the worker has rejected this coordinator, so that waiting for it is useless.
+    pub refused: Option<FailureKind>,
     /// The current task of the worker, and the time since its start.
     running: Option<(Task, Stopwatch)>,
     /// The number of times that the worker disconnected.
@@ -50,7 +50,7 @@ impl Hub {
     pub fn new(workers: usize, limits: Limits) -> Self {
         let not_connected = || WorkerRecord {
             disconnect_reason: Some("it has not answered yet".to_owned()),
-            is_refused: false,
+            refused: None,
             running: None,
             losses: 0,
         };
@@ -140,10 +140,15 @@ impl State {
         self.record_task_start(worker);
     }
 
+    /// Returns the kind of the failure with which a worker rejects this coordinator; `None` if none does.
+    pub fn refused(&self) -> Option<FailureKind> {
+        self.workers.iter().find_map(|seen| seen.refused)
+    }
+
     pub fn worker_joined(&mut self, worker: usize) {
         self.dispatch.worker_joined(worker);
         let seen = &mut self.workers[worker];
-        (seen.disconnect_reason, seen.is_refused, seen.running) = (None, false, None);
+        (seen.disconnect_reason, seen.refused, seen.running) = (None, None, None);
     }
 
     /// Cancels all closures after one has failed, unless this was done before. From now on, running closures have a

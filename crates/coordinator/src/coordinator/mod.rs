@@ -280,7 +280,8 @@ impl Shared {
             return Ok(());
         };
         let waiting = state.values.len();
-        Err(Error::NoWorkers { operation, waited, waiting, missing: self.missing(state) })
+        let (missing, refused) = (self.missing(state), state.refused());
+        Err(Error::NoWorkers { operation, waited, waiting, missing, refused })
     }
 
     fn wait_for_workers(&self, timeout: Duration) -> Result<(), Error> {
@@ -291,10 +292,10 @@ impl Shared {
             if missing.is_empty() {
                 return Ok(());
             }
-            let is_refused = state.workers.iter().any(|seen| seen.is_refused);
-            if is_refused || waited.elapsed() >= timeout {
-                let workers = self.names.len();
-                return Err(Error::NotConnected { operation: "ClusterCoordinator::new", workers, missing });
+            let refused = state.refused();
+            if refused.is_some() || waited.elapsed() >= timeout {
+                let (operation, workers) = ("ClusterCoordinator::new", self.names.len());
+                return Err(Error::NotConnected { operation, workers, missing, refused });
             }
             self.hub.wait(&mut state, check_interval().min(timeout));
         }

@@ -29,13 +29,13 @@ pub(super) fn serve_worker(shared: &Shared, worker: usize, connect: &dyn Connect
                 }
             }
             Err(why) => {
-                let (text, is_refused) = match why {
-                    NotConnected::Refused(failure) => (failure.to_string(), true),
-                    NotConnected::Unreachable(text) => (text, false),
+                let (text, refused) = match why {
+                    NotConnected::Refused(failure) => (failure.to_string(), Some(failure.kind)),
+                    NotConnected::Unreachable(text) => (text, None),
                 };
                 let mut state = shared.hub.lock();
                 let seen = &mut state.workers[worker];
-                (seen.disconnect_reason, seen.is_refused) = (Some(text), is_refused);
+                (seen.disconnect_reason, seen.refused) = (Some(text), refused);
                 shared.hub.publish_outcomes(&mut state);
             }
         }

@@ -181,6 +181,28 @@ fn a_worker_with_other_functions_is_refused_by_their_names() {
     });
 }
 
+#[test]
+fn a_coordinator_whose_workers_have_a_later_one_gets_an_error_that_says_so() {
+    watched(|| {
+        let cluster = Cluster::new(1);
+        let options = || Options { timeout: Duration::from_millis(200), ..Options::default() };
+        let earlier = cluster.coordinator(options()).unwrap();
+        let later = cluster.coordinator(options()).unwrap();
+        let reason = || earlier.status().workers[0].disconnect_reason.clone();
+        cluster.world.until(|| reason().is_some_and(|reason| reason.contains("was started later")));
+        let error = earlier.schedule(call("value", &[1])).and_then(|_| earlier.join()).unwrap_err();
+        let refused = Some(FailureKind::Superseded);
+        assert!(matches!(&error, Error::NoWorkers { refused: found, .. } if *found == refused), "{error:?}");
+        // One that begins with an older job is rejected at once.
+        let error = Coordinator::new(cluster.connect(), functions(), 1, Bytes::new(), options()).unwrap_err();
+        assert!(
+            matches!(&error, Error::NotConnected { refused: found, .. } if *found == refused),
+            "{error:?}"
+        );
+        assert_eq!(fetched(&later.schedule(call("value", &[2])).unwrap()), Ok(2));
+    });
+}
+
 /// The program of another build.
 struct Later(Functions);
 
