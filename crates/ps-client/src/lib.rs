@@ -112,8 +112,8 @@ pub struct ParameterServers {
     row_cache: Option<RowCacheOptions>,
     /// The caches of rows of all variables.
     row_caches: Mutex<Vec<Weak<RowCache>>>,
-    /// The use of the caches of variables that were dropped.
-    dropped_caches: Arc<Mutex<RowCacheUsage>>,
+    /// The use of all caches of rows, also of variables that were dropped, without the number of rows.
+    row_cache_usage: Arc<Mutex<RowCacheUsage>>,
     /// The type in which `f32` rows are sent.
     wire: Wire,
     /// The tasks that end with the training run, if they are in other processes.
@@ -199,7 +199,7 @@ impl ParameterServers {
             tables: None,
             row_cache: None,
             row_caches: Mutex::default(),
-            dropped_caches: Arc::default(),
+            row_cache_usage: Arc::default(),
             wire: Wire::Full,
             tasks: OnceLock::new(),
         })
@@ -240,7 +240,7 @@ impl ParameterServers {
         let cache = RowCache::new(self.row_cache?, row_bytes, self.session.clock.clone())?;
         let is_halved = tables.dtype() == DType::F32 && (is_bf16 || self.wire != Wire::Full);
         let sent_bytes = if is_halved { row_bytes / 2 } else { row_bytes };
-        let cache = Arc::new(cache.counted(sent_bytes, self.dropped_caches.clone()));
+        let cache = Arc::new(cache.counted(sent_bytes, self.row_cache_usage.clone()));
         let mut caches = lock(&self.row_caches);
         caches.retain(|cache| cache.strong_count() > 0);
         caches.push(Arc::downgrade(&cache));
@@ -251,8 +251,9 @@ impl ParameterServers {
     /// Those of variables that were dropped still count, except the number of rows.
     pub fn row_cache_usage(&self) -> RowCacheUsage {
         let caches: Vec<_> = lock(&self.row_caches).iter().filter_map(Weak::upgrade).collect();
-        let dropped = *lock(&self.dropped_caches);
-        caches.iter().map(|cache| cache.usage()).fold(dropped, RowCacheUsage::and)
+        let mut usage = *lock(&self.row_cache_usage);
+        usage.rows = caches.iter().map(|cache| cache.len()).sum();
+        usage
     }
 
     /// Returns how many of the rows that this process has looked up in runs were

@@ -17,27 +17,39 @@ pub struct RowCache {
     /// The size of a row in a message.
     sent_bytes: usize,
     rows: Mutex<CachedRows>,
-    /// The use of caches that were dropped, to which this one adds its own.
-    dropped: Arc<Mutex<RowCacheUsage>>,
+    /// The use of all caches, without the number of rows. It is kept when this one is dropped.
+    usage: Arc<Mutex<RowCacheUsage>>,
 }
 
 impl RowCache {
     /// Creates a cache for rows of `row_bytes` bytes; `None` if not a single row fits.
     pub(crate) fn new(options: RowCacheOptions, row_bytes: usize, clock: SharedClock) -> Option<Self> {
         let rows = Mutex::new(CachedRows::new(options, row_bytes)?);
-        Some(Self { clock, row_bytes, sent_bytes: row_bytes, rows, dropped: Arc::default() })
+        Some(Self { clock, row_bytes, sent_bytes: row_bytes, rows, usage: Arc::default() })
     }
 
-    /// Sets the size of a row in a message, and where this cache adds its usage when it is dropped.
-    pub(crate) fn counted(mut self, sent_bytes: usize, dropped: Arc<Mutex<RowCacheUsage>>) -> Self {
-        (self.sent_bytes, self.dropped) = (sent_bytes, dropped);
+    /// Sets the size of a row in a message, and where this cache counts its use.
+    pub(crate) fn counted(mut self, sent_bytes: usize, usage: Arc<Mutex<RowCacheUsage>>) -> Self {
+        (self.sent_bytes, self.usage) = (sent_bytes, usage);
         self
     }
 
     /// Looks up ids, each of which must occur once.
     pub(crate) fn look_up(&self, ids: &[i64]) -> CacheLookup {
         let mut rows = lock(&self.rows);
-        rows.look_up(ids, lock(&self.clock).now())
+        let before = rows.usage();
+        let now = lock(&self.clock).now();
+        let lookup = rows.look_up(ids, now);
+        let after = rows.usage();
+        drop(rows);
+        let hits = after.hits - before.hits;
+        let mut all = lock(&self.usage);
+        all.hits += hits;
+        all.misses += after.misses - before.misses;
+        all.saved_bytes += hits * self.sent_bytes as u64;
+        all.max_age = all.max_age.max(after.max_age);
+        drop(all);
+        lookup
     }
 
     /// Returns a function that tells whether a lookup would find the row of an id now.
@@ -68,19 +80,9 @@ impl RowCache {
         lock(&self.rows).invalidate();
     }
 
-    pub(crate) fn usage(&self) -> RowCacheUsage {
-        let mut usage = lock(&self.rows).usage();
-        usage.saved_bytes = usage.hits * self.sent_bytes as u64;
-        usage
-    }
-}
-
-impl Drop for RowCache {
-    fn drop(&mut self) {
-        let mut used = self.usage();
-        used.rows = 0;
-        let mut dropped = lock(&self.dropped);
-        *dropped = dropped.and(used);
+    /// Returns the number of cached rows.
+    pub(crate) fn len(&self) -> u64 {
+        lock(&self.rows).usage().rows
     }
 }
 
