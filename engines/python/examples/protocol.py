@@ -386,6 +386,16 @@ class Server:
         except OSError:
             self.lose(stream)
 
+    def beat(self, stream):
+        """Sends a heartbeat, but does not wait: a server that sends answers may read nothing until they are received."""
+        if self.sending.acquire(blocking=False):
+            try:
+                if select.select([], [stream], [], 0)[1]:
+                    stream.sendall(frame(2))
+                    self.last_sent = time.monotonic()
+            finally:
+                self.sending.release()
+
     def lose(self, stream):
         with self.changed:
             if self.stream is stream:
@@ -400,7 +410,7 @@ class Server:
             while time.monotonic() - heard < 2.7:
                 ready = select.select([stream], [], [], 0.2)[0]
                 if time.monotonic() - self.last_sent > 0.4:
-                    self.send(stream, frame(2))
+                    self.beat(stream)
                 if not ready:
                     continue
                 kind, head, body = struct.unpack("<IIQ", exactly(stream, 16))
@@ -409,7 +419,9 @@ class Server:
                     break
                 if kind == 1:
                     with self.changed:
-                        self.unanswered.pop(struct.unpack_from("<Q", head, 1)[0]).answer = head, body
+                        call = self.unanswered.pop(struct.unpack_from("<Q", head, 1)[0], None)
+                        if call:
+                            call.answer = head, body
                         self.changed.notify_all()
         except (OSError, ValueError):
             pass
@@ -464,5 +476,6 @@ class Server:
     def close(self):
         with self.changed:
             stream, self.stream = self.stream, None
-        self.send(stream, frame(3))
-        stream.close()
+        if stream:
+            self.send(stream, frame(3))
+            stream.close()

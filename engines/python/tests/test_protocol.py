@@ -167,9 +167,15 @@ class Protocol(unittest.TestCase):
     def test_killed_servers_apply_each_push_once(self):
         processes, clients = self.servers(SECRET)
         gradient = f32([2], [-1, -2])
-        ends, sent = threading.Event(), [0, 0]
+        ends, sent, failures = threading.Event(), [0, 0], []
 
         def train(index):
+            try:
+                push_until_end(index)
+            except BaseException as failure:
+                failures.append(failure)
+
+        def push_until_end(index):
             ps, waiting = clients[index], []
             ps.call(create("count", values(f32([2], [0, 0])), ("sgd",)))
             while not ends.is_set():
@@ -186,13 +192,15 @@ class Protocol(unittest.TestCase):
         for _ in range(6):
             index = random.randrange(2)
             already = sent[index]
-            while sent[index] < already + 50:
+            while sent[index] < already + 50 and not failures:
                 threads[0].join(0.01)
             processes.kill(index)
             processes.start(index)
         ends.set()
         for thread in threads:
             thread.join()
+        if failures:
+            raise failures[0]
         for ps, count in zip(clients, sent):
             self.assertEqual(ps.call(read("count"))[2], f32([2], [count, 2 * count]))
             # An acknowledged push is not applied again, also not by a server that was restarted.
@@ -200,6 +208,16 @@ class Protocol(unittest.TestCase):
             processes.start(ps.index)
             self.assertEqual(ps.call(push("count", gradient, 1.0), first=ps.changes - 1), ("Done",))
             self.assertEqual(ps.call(read("count"))[2], f32([2], [count, 2 * count]))
+
+    def test_a_closed_client(self):
+        processes, (ps, _) = self.servers()
+        ps.call(tables())
+        processes.kill(0)
+        while ps.stream:
+            with ps.changed:
+                ps.changed.wait(0.2)
+        ps.close()
+        ps.close()
 
     def test_refused_connections(self):
         processes, _ = self.servers(SECRET)
