@@ -30,7 +30,7 @@ impl Tables {
     ///
     /// # Errors
     /// - [`Error::Budget`]: the tables would exceed the memory limit.
-    /// - [`Error::Rows`]: the partition of a table to be created has a different number of rows than the variable.
+    /// - [`Error::PartitionRows`]: the partition of a table to be created has other rows than the variable.
     /// - [`Error::NoShard`]: the variable of a table to be created has no shard with this index.
     pub fn check(&self, request: &Request) -> Result<()> {
         let operation = request.operation();
