@@ -69,3 +69,28 @@ fn lost_calls_are_resent_in_order_before_new_ones() {
         drop(second);
     });
 }
+
+// INV-3
+#[test]
+fn a_call_whose_deadline_passes_while_the_server_is_gone_ends_after_a_later_call_has_reconnected() {
+    watched(|| {
+        let port = Port::reserve();
+        let at = format!("127.0.0.1:{}", port.number());
+        let cluster =
+            ClusterSpec::from_lists([("ps", vec![at]), ("worker", vec!["127.0.0.1:0".into()])]).unwrap();
+        let clients = ClientBuilder::new(cluster.clone(), Job::Worker.task(0)).credentials(Identity::None);
+        let ps = Connection::new(clients, Job::Ps.task(0));
+        let (first, comes) = server(&cluster, false);
+        ps.start(add(), PATIENCE).map(drop).unwrap();
+        comes.recv_timeout(PATIENCE).unwrap();
+        let early = ps.start(add(), Duration::from_millis(1)).unwrap();
+        drop(first);
+        let (_second, _comes) = server(&cluster, true);
+        let later = ps.start(add(), PATIENCE).unwrap();
+        later.wait().unwrap();
+        // It is answered if it was sent again before its deadline.
+        if let Err(error) = early.wait() {
+            assert!(matches!(error, ChannelError::TimedOut { .. }), "{error}");
+        }
+    });
+}

@@ -173,7 +173,12 @@ impl Call {
             let mut sent = self.sent();
             let is_there = sent.client.as_ref().is_some_and(|before| Arc::ptr_eq(before, client));
             let is_answered = sent.call.as_ref().is_some_and(|call| call.is_answered());
-            if is_there || is_answered || sent.failed.is_some() || self.deadline.has_passed() {
+            if is_there || is_answered || sent.failed.is_some() {
+                return Ok(());
+            }
+            if self.deadline.has_passed() {
+                // Otherwise whoever waits for the response would wait for a connection over which it is sent.
+                sent.failed = Some(self.timed_out("the connection was lost before it was answered".into()));
                 return Ok(());
             }
             // INV-57: by this flag, a server notices that it has lost acknowledged changes.
