@@ -27,7 +27,7 @@ impl MultiWorkerMirroredStrategyBuilder {
     /// assert!(error.to_string().contains("list all workers and spares in the cluster"));
     /// # Ok::<(), distribute::Error>(())
     /// ```
-    #[doc(alias = "hot spare")]
+    #[doc(alias = "hot_spare")]
     #[doc(alias = "standby")]
     pub fn spares(mut self, spares: usize) -> Self {
         self.spares = Some(spares);
