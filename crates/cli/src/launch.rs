@@ -110,14 +110,18 @@ enum Done {
     Ended(Outcome),
 }
 
+/// Returns the number in a variable of the environment, which acts like an option that was not given.
+fn exported(variable: &str) -> Option<usize> {
+    std::env::var(variable).ok()?.parse().ok()
+}
+
 /// Returns the layout that the options select.
 fn layout(arguments: &Arguments) -> distribute_launch::Result<Layout> {
     let hosts = arguments.hosts.as_deref().map(parse_hosts).transpose()?.unwrap_or_default();
     let workers = arguments.workers.unwrap_or(hosts.len().max(1));
     // Parameter servers and their workers only serve, so a chief must schedule.
     let chief = arguments.chief.unwrap_or(arguments.ps > 0);
-    let exported = || std::env::var("DISTRIBUTE_SPARES").ok().and_then(|spares| spares.parse().ok());
-    let spares = arguments.spares.or_else(exported).unwrap_or(0);
+    let spares = arguments.spares.or_else(|| exported("DISTRIBUTE_SPARES")).unwrap_or(0);
     let mut layout = Layout::new(workers).spares(spares).ps(arguments.ps).hosts(hosts);
     if chief {
         layout = layout.with_chief();
@@ -200,12 +204,7 @@ fn launch(arguments: &Arguments) -> distribute_launch::Result<Done> {
     if arguments.no_pin {
         launch = launch.without_pinning();
     }
-    if let Some(spares) = arguments.spares {
-        // The variable may be set to another number in the environment that the tasks inherit.
-        launch = launch.env("DISTRIBUTE_SPARES", spares.to_string());
-    }
-    let exported = std::env::var("DISTRIBUTE_MIN_WORKERS").ok().and_then(|least| least.parse().ok());
-    if let Some(least) = arguments.min_workers.or(exported) {
+    if let Some(least) = arguments.min_workers.or_else(|| exported("DISTRIBUTE_MIN_WORKERS")) {
         // The other tasks do not train.
         let spares = layout.number_of_spares();
         let workers = layout.tasks().len() - arguments.ps - usize::from(arguments.evaluator) - spares;

@@ -31,16 +31,7 @@ fn unused_spare(error: &dyn Any) -> Option<&Error> {
     } else {
         &**error.downcast_ref::<SharedBox>()?
     };
-    let mut next = Some(first);
-    while let Some(error) = next {
-        match error.downcast_ref::<Error>() {
-            Some(unused @ Error::UnusedSpare { .. }) => return Some(unused),
-            // Its source is that of the error in it.
-            Some(Error::Other(other)) => next = Some(&**other),
-            _ => next = error.source(),
-        }
-    }
-    None
+    Error::unused_spare(first)
 }
 
 #[cfg(test)]

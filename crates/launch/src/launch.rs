@@ -72,19 +72,19 @@ impl std::fmt::Debug for Launch {
 }
 
 impl Launch {
-    /// Creates a launch of the tasks in `plan`. If there are spares, their number is passed to every task as
-    /// `DISTRIBUTE_SPARES`, and the job continues as long as there are enough workers. By default, their output is
-    /// written to this process's standard output and error.
+    /// Creates a launch of the tasks in `plan`. The number of spares is passed to every task as `DISTRIBUTE_SPARES`. If
+    /// there are any, the job continues as long as there are enough workers. By default, the output of tasks is written
+    /// to this process's standard output and error.
     pub fn new(plan: Plan) -> Self {
         let style = Style::of(plan.tasks().iter().map(|planned| &planned.task));
         let (spares, trained) = (plan.layout().spares, plan.layout().trained());
-        let number = |spares: usize| (OsString::from("DISTRIBUTE_SPARES"), Some(spares.to_string().into()));
         Self {
             plan,
             program: OsString::new(),
             arguments: Vec::new(),
             folder: None,
-            environment: (spares > 0).then(|| number(spares)).into_iter().collect(),
+            // Also without spares: tasks may inherit another number.
+            environment: [("DISTRIBUTE_SPARES".into(), Some(spares.to_string().into()))].into(),
             ssh: SSH.split(' ').map(String::from).collect(),
             pin: true,
             signals: false,

@@ -233,7 +233,7 @@ impl Supervisor {
 
     fn ended(&mut self, task: usize, end: End, after: Duration, actions: &mut Vec<Action>) {
         let too_late = self.cannot_join(task);
-        let is_first = self.tasks.iter().position(|known| trains(&known.task)) == Some(task);
+        let is_first = self.first_worker() == Some(task);
         let known = &mut self.tasks[task];
         known.status = Status::Ended;
         known.end = Some(end.clone());
@@ -281,13 +281,20 @@ impl Supervisor {
     /// complete. The first worker is not restarted in either case, because it would train again from the beginning if
     /// it found no others.
     fn cannot_join(&self, task: usize) -> bool {
-        let mut workers = (0..self.tasks.len()).filter(|task| trains(&self.tasks[*task].task));
-        let Some(first) = workers.next().filter(|_| self.policy.min_workers.is_some()) else { return false };
+        let Some(first) = self.first_worker().filter(|_| self.policy.min_workers.is_some()) else {
+            return false;
+        };
         if task == first {
-            workers.any(|worker| self.tasks[worker].has_succeeded())
+            let mut others = self.tasks[first + 1..].iter().filter(|known| trains(&known.task));
+            others.any(|known| known.has_succeeded())
         } else {
             trains(&self.tasks[task].task) && self.tasks[first].has_succeeded()
         }
+    }
+
+    /// Returns the first task that trains.
+    fn first_worker(&self) -> Option<usize> {
+        self.tasks.iter().position(|known| trains(&known.task))
     }
 
     /// Returns whether the chief has succeeded. The chief schedules the work of the other tasks. Returns `false` if

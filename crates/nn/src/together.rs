@@ -83,8 +83,8 @@ pub fn look_up_together(lookups: &[(&dyn RowLayer, &Tensor)]) -> Result<Vec<Tens
 /// Workers that store tables together, or on servers in lock step, request the rows as soon as the gradients of this
 /// step are in the tables. The rows arrive while each worker updates its copies of the other weights, takes a batch and
 /// waits for the others. So rows have the values that the lookup would fetch, and results are bit-identical. The next
-/// step fetches rows as usual that it looks up without an announcement; and so do all steps after a step that changes
-/// no weights, or after a run between this step and the next.
+/// step fetches rows as usual that it looks up without an announcement. A run that changes no table forgets what was
+/// announced before it.
 ///
 /// Call this before the optimizer's step, outside or inside `run`, with the ids of any number of layers and replicas.
 /// [`DistributedIterator::look_ahead`](distribute_core::DistributedIterator::look_ahead) makes the call for each batch.

@@ -248,7 +248,7 @@ impl ParameterServers {
     }
 
     /// Returns how the caches of rows of this process are used and were used. All numbers are 0 if rows are not cached.
-    /// Those of variables that were dropped still count, except the number of rows.
+    /// Variables that were dropped still count, except in the number of rows.
     pub fn row_cache_usage(&self) -> RowCacheUsage {
         let caches: Vec<_> = lock(&self.row_caches).iter().filter_map(Weak::upgrade).collect();
         let mut usage = *lock(&self.row_cache_usage);
@@ -258,7 +258,7 @@ impl ParameterServers {
 
     /// Returns how many of the rows that this process has looked up in runs were
     /// [prefetched](https://docs.rs/distribute/latest/distribute/nn/fn.prefetch_rows.html). Only tables are counted
-    /// whose rows are prefetched.
+    /// whose rows are prefetched. Variables that were dropped still count.
     pub fn prefetch_usage(&self) -> PrefetchUsage {
         self.session.prefetch_usage()
     }

@@ -13,7 +13,7 @@ impl Session {
     /// Does nothing if this process makes its changes alone, because the rows that other processes change in the
     /// meantime would be stale.
     pub fn prefetch_rows(&self, variable: &Arc<RemoteVariable>, ids: &[i64]) {
-        if self.lock_step().is_some() && variable.prefetched.want(ids) {
+        if self.lock_step().is_some() && variable.prefetched.want(ids, &self.prefetch_usage) {
             let mut all = lock(&self.prefetching);
             all.retain(|variable| variable.strong_count() > 0);
             all.push(Arc::downgrade(variable));
@@ -58,8 +58,7 @@ impl Session {
     }
 
     pub(crate) fn prefetch_usage(&self) -> PrefetchUsage {
-        let all = self.prefetching().into_iter().map(|variable| variable.prefetched.usage());
-        all.fold(PrefetchUsage::default(), PrefetchUsage::and)
+        *lock(&self.prefetch_usage)
     }
 
     fn prefetching(&self) -> Vec<Arc<RemoteVariable>> {
@@ -195,7 +194,10 @@ mod tests {
             let before = read();
             step(&servers, &variable);
             assert_eq!(read(), before);
-            assert!(servers.prefetch_usage().prefetched > 0);
+            let usage = servers.prefetch_usage();
+            assert!(usage.prefetched > 0);
+            drop(variable);
+            assert_eq!(servers.prefetch_usage(), usage);
         }
     }
 }

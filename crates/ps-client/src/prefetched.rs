@@ -22,6 +22,8 @@ pub(crate) struct PrefetchedRows {
 #[derive(Default)]
 struct State {
     decisions: Prefetch,
+    /// The use of prefetched rows of all variables, which is kept when this one is dropped.
+    usage: Arc<Mutex<PrefetchUsage>>,
     /// The latest read: the change after which it was sent, and the index of this variable among those of the read.
     sent: Option<(u64, usize, Arc<PrefetchRead>)>,
 }
@@ -44,10 +46,15 @@ pub(crate) struct FoundRows {
 }
 
 impl PrefetchedRows {
-    /// Adds ids of the next step. Returns `true` if this is the first call.
-    pub(crate) fn want(&self, ids: &[i64]) -> bool {
-        lock(&self.state).decisions.want(ids);
-        !self.is_used.swap(true, Ordering::Relaxed)
+    /// Adds ids of the next step. Lookups are counted in `usage` from now on. Returns `true` if this is the first call.
+    pub(crate) fn want(&self, ids: &[i64], usage: &Arc<Mutex<PrefetchUsage>>) -> bool {
+        let mut state = lock(&self.state);
+        state.decisions.want(ids);
+        let is_first = !self.is_used.swap(true, Ordering::Relaxed);
+        if is_first {
+            state.usage = usage.clone();
+        }
+        is_first
     }
 
     /// Returns `true` if rows of this variable have ever been wanted.
@@ -80,14 +87,15 @@ impl PrefetchedRows {
     /// Looks up distinct ids. Returns `None` if none of their rows was prefetched.
     pub(crate) fn look_up(&self, ids: &[i64]) -> Option<FoundRows> {
         let mut state = lock(&self.state);
-        let State { decisions, sent } = &mut *state;
+        let State { decisions, usage, sent } = &mut *state;
         let lookup = decisions.look_up(ids, sent.as_ref().map(|(change, ..)| *change));
-        let (_, index, read) = sent.as_ref().filter(|_| lookup.late.len() < ids.len())?;
+        let late = lookup.late.len();
+        let mut usage = lock(usage);
+        usage.late += late as u64;
+        usage.prefetched += (ids.len() - late) as u64;
+        drop(usage);
+        let (_, index, read) = sent.as_ref().filter(|_| late < ids.len())?;
         Some(FoundRows { lookup, index: *index, read: read.clone() })
-    }
-
-    pub(crate) fn usage(&self) -> PrefetchUsage {
-        lock(&self.state).decisions.usage()
     }
 }
 
@@ -152,6 +160,6 @@ impl FoundRows {
 
 impl fmt::Debug for PrefetchedRows {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PrefetchedRows({:?})", self.usage())
+        write!(f, "PrefetchedRows({:?})", lock(&self.state).decisions.usage())
     }
 }

@@ -37,17 +37,17 @@ impl RowCache {
     /// Looks up ids, each of which must occur once.
     pub(crate) fn look_up(&self, ids: &[i64]) -> CacheLookup {
         let mut rows = lock(&self.rows);
-        let before = rows.usage();
         let now = lock(&self.clock).now();
         let lookup = rows.look_up(ids, now);
-        let after = rows.usage();
+        let max_age = rows.usage().max_age;
         drop(rows);
-        let hits = after.hits - before.hits;
+        let misses = lookup.missing.len();
+        let hits = (ids.len() - misses) as u64;
         let mut all = lock(&self.usage);
         all.hits += hits;
-        all.misses += after.misses - before.misses;
+        all.misses += misses as u64;
         all.saved_bytes += hits * self.sent_bytes as u64;
-        all.max_age = all.max_age.max(after.max_age);
+        all.max_age = all.max_age.max(max_age);
         drop(all);
         lookup
     }

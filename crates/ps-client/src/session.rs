@@ -13,6 +13,7 @@ use super::row_cache::SharedClock;
 use super::{Channels, RemoteVariable};
 use distribute_base::internal::lock;
 use distribute_base::{Error, Result};
+use distribute_ps_tables::PrefetchUsage;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::AtomicU64;
@@ -43,6 +44,8 @@ pub struct Session {
     pub(crate) clock: SharedClock,
     /// The variables whose rows this process prefetches.
     pub(crate) prefetching: Mutex<Vec<Weak<RemoteVariable>>>,
+    /// The use of prefetched rows, also of variables that were dropped.
+    pub(crate) prefetch_usage: Arc<Mutex<PrefetchUsage>>,
 }
 
 #[derive(Default)]
@@ -85,6 +88,7 @@ impl Session {
             written,
             clock: Arc::default(),
             prefetching: Mutex::default(),
+            prefetch_usage: Arc::default(),
         }
     }
 

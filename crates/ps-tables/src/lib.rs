@@ -1,10 +1,9 @@
 //! Variables on parameter servers: partitioning, placement, and the tables in which rows are read and updated.
 //!
 //! This crate implements a server's operations on variables, without the server itself, and the decisions of a client
-//! about the rows that it keeps. It never opens a socket, starts
-//! a thread, or depends on strategies or models. Decisions (partitioning, placement, the detection of repeated pushes)
-//! are pure functions or plain values. Only [`Tables`] and its tables contain locks, so that several threads can push
-//! to a table at the same time.
+//! about the rows that it keeps. It never opens a socket, starts a thread, or depends on strategies or models.
+//! Decisions (partitioning, placement, the detection of repeated pushes) are pure functions or plain values. Only
+//! [`Tables`] and its tables contain locks, so that several threads can push to a table at the same time.
 //!
 //! ```
 //! use distribute_optim::{Sgd, Step};

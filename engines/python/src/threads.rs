@@ -10,8 +10,10 @@ use std::time::Duration;
 /// The time between two checks for signals.
 const SLICE: Duration = Duration::from_millis(50);
 
-/// The most threads that are kept for later work, and the time after which one of them ends.
+/// The most threads that are kept for later work.
 const KEPT: usize = 16;
+
+/// The time without work after which such a thread ends.
 const IDLE_TIME: Duration = Duration::from_secs(60);
 
 type Work = Box<dyn FnOnce() + Send>;

@@ -3,6 +3,8 @@
 use super::Error;
 use distribute_checkpoint::Error as Checkpoint;
 use distribute_cluster::Blame;
+use distribute_net::JoinError;
+use distribute_net::handshake::Reason;
 use distribute_ps_tables::{ChannelError, RefusalKind};
 use std::error::Error as StdError;
 
@@ -53,6 +55,36 @@ impl Error {
             Error::Other(other) => own_errors(&**other).find_map(Error::drift),
             _ => None,
         }
+    }
+
+    /// Returns `true` if the training has ended on all workers without this process: another worker rejects it for this
+    /// reason, or it is an [unused spare](Error::UnusedSpare).
+    #[doc(hidden)]
+    pub fn has_training_ended(&self) -> bool {
+        match self {
+            Error::Join(error) => {
+                matches!(&**error, JoinError::Refused { refusal, .. } if refusal.reason == Reason::Ended)
+            }
+            Error::UnusedSpare { .. } => true,
+            _ => false,
+        }
+    }
+
+    /// Returns [`Error::UnusedSpare`] if the training has ended without this process, and the cluster has spares.
+    /// Returns other errors unchanged.
+    #[doc(hidden)]
+    pub fn with_spares(self, spares: usize, operation: &'static str) -> Self {
+        if spares > 0 && self.has_training_ended() { Error::UnusedSpare { operation } } else { self }
+    }
+
+    /// Returns the [`Error::UnusedSpare`] among an error of a program and its sources, if there is one.
+    #[doc(hidden)]
+    pub fn unused_spare<'e>(error: &'e (dyn StdError + 'static)) -> Option<&'e Error> {
+        own_errors(error).find_map(|error| match error.root_cause() {
+            unused @ Error::UnusedSpare { .. } => Some(unused),
+            Error::Other(other) => Error::unused_spare(&**other),
+            _ => None,
+        })
     }
 
     /// Returns the disagreement or failure of a collective, if that is the cause. If the error is one of the program's

@@ -42,15 +42,8 @@ pub(super) struct Piece {
     pub(super) from: usize,
     pub(super) part: usize,
     pub(super) body: Bytes,
-    /// The checksum that the sender computed, if the link has checksums.
-    sum: Option<u32>,
-}
-
-impl Piece {
-    /// Compares the checksum with that of the sender. Returns `None` if they are equal.
-    pub(super) fn changed(&self) -> Option<Changed> {
-        Changed::find(&self.body, self.sum, || format!("bucket {}", self.part))
-    }
+    /// The difference to what the worker has sent, if the piece has arrived changed.
+    pub(super) changed: Option<Changed>,
 }
 
 /// Returns the range of a vector of `len` bytes that `worker` receives from all others.
@@ -128,11 +121,13 @@ impl EarlyReceiver {
     pub(super) fn take(&self, group: &Group, call: u64) -> Vec<Piece> {
         let mut pieces = Vec::new();
         for (from, frame) in group.inbox.take_until(self.session, call) {
-            if let Frame { round, content: Content::Early { part, body }, sum, .. } = frame
-                && round == call
-            {
+            if frame.round != call {
+                continue;
+            }
+            let changed = frame.changed();
+            if let Content::Early { part, body } = frame.content {
                 let part = usize::try_from(part).unwrap_or(usize::MAX);
-                pieces.push(Piece { from, part, body, sum });
+                pieces.push(Piece { from, part, body, changed });
             }
         }
         pieces

@@ -134,6 +134,12 @@ impl Frame {
     /// # Errors
     /// Returns an error if the head cannot be serialized.
     pub fn encode(self) -> postcard::Result<(Bytes, Bytes)> {
+        let (head, body) = self.encode_head()?;
+        Ok((head.into(), body))
+    }
+
+    /// Returns the encoded head, and the body.
+    fn encode_head(self) -> postcard::Result<(Vec<u8>, Bytes)> {
         let (content, body) = match self.content {
             Content::Call { digest, body } => (ContentHead::Call { digest }, body),
             Content::Statuses { statuses, step, expired, late, lost } => {
@@ -144,7 +150,7 @@ impl Frame {
             Content::Early { part, body } => (ContentHead::Early { part }, body),
         };
         let head = Head { session: self.session, round: self.round, content };
-        Ok((postcard::to_allocvec(&head)?.into(), body))
+        Ok((postcard::to_allocvec(&head)?, body))
     }
 
     /// Encodes the frame like [`encode`](Self::encode), with the checksum of its body and that of the head.
@@ -152,12 +158,11 @@ impl Frame {
     /// # Errors
     /// Returns an error if the head cannot be serialized.
     pub fn encode_with_sum(self, sum: u32) -> postcard::Result<(Bytes, Bytes)> {
-        let (head, body) = self.encode()?;
-        let mut bytes = Vec::with_capacity(head.len() + SUMS);
-        bytes.extend_from_slice(&head);
-        bytes.put_u32_le(sum);
-        bytes.put_u32_le(crc32fast::hash(&bytes));
-        Ok((bytes.into(), body))
+        let (mut head, body) = self.encode_head()?;
+        head.reserve_exact(SUMS);
+        head.put_u32_le(sum);
+        head.put_u32_le(crc32fast::hash(&head));
+        Ok((head.into(), body))
     }
 
     /// Returns the data of the frame, if it has any.

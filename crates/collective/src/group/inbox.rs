@@ -6,7 +6,7 @@
 
 use super::frame::DecodeError;
 use super::{Frame, Loss, SessionId};
-use crate::sync::{Mutex, MutexGuard, Signal, lock};
+use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering, Signal, lock};
 use distribute_cluster::Deadline;
 use distribute_files::memory;
 use distribute_net::{Message, PollOutcome, Receiver, Transport};
@@ -40,13 +40,13 @@ pub struct Inbox(Arc<Shared>);
 struct Shared {
     state: Mutex<State>,
     changed: Signal,
+    /// Whether each worker has sent a message with checksums, after which all of its messages must have them.
+    has_sums: Box<[AtomicBool]>,
 }
 
 struct State {
     /// The reason why each worker is unreachable; `None` for a worker that is reachable.
     lost: Vec<Option<Loss>>,
-    /// Whether each worker has sent a message with checksums, after which all of its messages must have them.
-    has_sums: Vec<bool>,
     names: HashMap<u64, Sessions>,
     /// The total size in bytes of the queued frames of each worker.
     waiting: Vec<usize>,
@@ -86,7 +86,9 @@ impl Inbox {
 
     /// Creates an inbox for frames of at most `most` bytes in total.
     fn with_capacity(workers: usize, most: usize) -> Self {
-        Self(Arc::new(Shared { state: Mutex::new(State::new(workers, most)), changed: Signal::new() }))
+        let has_sums = (0..workers).map(|_| AtomicBool::new(false)).collect();
+        let state = Mutex::new(State::new(workers, most));
+        Self(Arc::new(Shared { state, changed: Signal::new(), has_sums }))
     }
 
     /// Resets the inbox for a new world of the re-formed group: no worker is lost, no frame has arrived, and no session
@@ -95,6 +97,7 @@ impl Inbox {
         let mut state = lock(&self.0.state);
         let empty = State::new(state.lost.len(), state.most);
         let old = std::mem::replace(&mut *state, empty);
+        self.0.has_sums.iter().for_each(|has_sums| has_sums.store(false, Ordering::Relaxed));
         drop(state);
         // Without the lock: frames may hold large buffers.
         drop(old);
@@ -110,7 +113,6 @@ impl Inbox {
             // It has sent too much before.
             return;
         }
-        state.has_sums[from] |= frame.sum.is_some();
         let name = frame.session.name;
         if state.names.len() >= MAX_NAMES && !state.names.contains_key(&name) {
             return self.disconnect(state, from, "it opens sessions that no other worker has".into());
@@ -243,10 +245,16 @@ impl Inbox {
 impl Receiver for Inbox {
     fn deliver(&self, from: usize, message: Message) {
         // INV-104
-        let has_sums = lock(&self.0.state).has_sums.get(from) == Some(&true);
-        let decode = if has_sums { Frame::decode_with_sum } else { Frame::decode };
+        let has_sums = self.0.has_sums.get(from);
+        let is_set = has_sums.is_some_and(|has_sums| has_sums.load(Ordering::Relaxed));
+        let decode = if is_set { Frame::decode_with_sum } else { Frame::decode };
         match decode(&message.head, message.body) {
-            Ok(frame) => self.add(from, frame),
+            Ok(frame) => {
+                if frame.sum.is_some() {
+                    has_sums.iter().for_each(|has_sums| has_sums.store(true, Ordering::Relaxed));
+                }
+                self.add(from, frame);
+            }
             // The session that reports the loss fills in the receiver.
             Err(DecodeError::Changed(changed)) => self.mark_lost(from, changed.between(from, from)),
             Err(error) => self.mark_lost(from, format!("its message cannot be read: {error}")),
@@ -260,8 +268,7 @@ impl Receiver for Inbox {
 
 impl State {
     fn new(workers: usize, most: usize) -> Self {
-        let (lost, has_sums, waiting) = (vec![None; workers], vec![false; workers], vec![0; workers]);
-        Self { lost, has_sums, names: HashMap::new(), waiting, most }
+        Self { lost: vec![None; workers], names: HashMap::new(), waiting: vec![0; workers], most }
     }
 
     /// Subtracts the size of a frame that is no longer queued from its worker's total.

@@ -103,7 +103,7 @@ impl GroupCall<'_> {
         let mut all: Vec<Vec<Bytes>> = (0..world.workers()).map(of).collect();
         for piece in session.early_receiver().take(session.group(), call) {
             // INV-104
-            if let Some(changed) = piece.changed() {
+            if let Some(changed) = piece.changed {
                 return Err(self.fail_corrupted(changed.between(piece.from, world.worker())).into());
             }
             if let Some(place) = all.get_mut(piece.from).and_then(|all| all.get_mut(piece.part)) {

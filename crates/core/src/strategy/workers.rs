@@ -26,7 +26,7 @@ pub(super) struct Workers {
     left: AtomicBool,
     /// Whether training continues if a worker fails.
     survives: AtomicBool,
-    /// Whether it has continued so at some time, in a `Training`.
+    /// Whether the program has created a `Training`.
     has_training: AtomicBool,
 }
 

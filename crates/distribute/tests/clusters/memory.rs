@@ -1,6 +1,6 @@
 //! The peak of a worker's memory, if its model is one large variable.
 //!
-//! `DISTRIBUTE_TEST_FIGURES=264 cargo test -p distribute --test clusters memory:: -- --nocapture` prints peaks for a
+//! `DISTRIBUTE_TEST_MEMORY=264 cargo test -p distribute --test clusters memory:: -- --nocapture` prints peaks for a
 //! variable of 264 MiB, of more kinds of workers.
 
 use candle_core::{DType, Device, Tensor};
@@ -123,7 +123,7 @@ fn a_step_needs_its_variable_its_gradient_and_another() {
         train(&serde_json::from_str(&part).unwrap()).unwrap();
         return println!("MiB: {:?}", ["VmRSS:", "VmHWM:"].map(status));
     }
-    let Some(size) = std::env::var("DISTRIBUTE_TEST_FIGURES").ok() else {
+    let Some(size) = std::env::var("DISTRIBUTE_TEST_MEMORY").ok() else {
         return watched_for(Duration::from_secs(250), || {
             for (workers, shares_memory) in [(2, false), (2, true), (3, true)] {
                 let training = Training { workers, shares_memory, is_stock: false, adam: None, size: SIZE };

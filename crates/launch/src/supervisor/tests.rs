@@ -3,16 +3,21 @@ use crate::Layout;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Creates a supervisor of two workers, a parameter server and an evaluator.
-fn supervisor(max_restarts: u32) -> Supervisor {
-    let policy = Policy {
-        max_restarts,
+/// Returns a policy without restarts, all of whose tasks are required.
+fn policy() -> Policy {
+    Policy {
+        max_restarts: 0,
         backoff: SECOND,
         min_workers: None,
         spares: false,
         grace: 10 * SECOND,
-        timeout: Some(100 * SECOND),
-    };
+        timeout: None,
+    }
+}
+
+/// Creates a supervisor of two workers, a parameter server and an evaluator.
+fn supervisor(max_restarts: u32) -> Supervisor {
+    let policy = Policy { max_restarts, timeout: Some(100 * SECOND), ..policy() };
     let tasks = Layout::new(2).ps(1).with_evaluator().tasks();
     let (supervisor, actions) = Supervisor::new(tasks.into_iter().map(|(task, _)| task), policy);
     assert_eq!(actions, [Action::Set(Timer::Timeout, 100 * SECOND)]);
@@ -66,14 +71,7 @@ fn who_fails_first_is_the_cause_and_stops_the_others() {
 fn a_job_that_needs_not_all_workers_goes_on_without_some_and_never_without_the_first() {
     let failed = |task| ended(task, End::Signaled(9));
     let of_three = || {
-        let policy = Policy {
-            max_restarts: 0,
-            backoff: SECOND,
-            min_workers: Some(2),
-            spares: false,
-            grace: 10 * SECOND,
-            timeout: None,
-        };
+        let policy = Policy { min_workers: Some(2), ..policy() };
         let tasks = Layout::new(3).with_evaluator().tasks();
         Supervisor::new(tasks.into_iter().map(|(task, _)| task), policy).0
     };
@@ -109,14 +107,7 @@ fn a_job_that_needs_not_all_workers_goes_on_without_some_and_never_without_the_f
 #[test]
 fn where_workers_come_and_go_none_is_started_again_when_others_have_ended_well() {
     let of_three = || {
-        let policy = Policy {
-            max_restarts: 5,
-            backoff: SECOND,
-            min_workers: Some(1),
-            spares: false,
-            grace: 10 * SECOND,
-            timeout: None,
-        };
+        let policy = Policy { max_restarts: 5, min_workers: Some(1), ..policy() };
         let tasks = Layout::new(3).tasks();
         Supervisor::new(tasks.into_iter().map(|(task, _)| task), policy).0
     };
@@ -142,14 +133,7 @@ fn where_workers_come_and_go_none_is_started_again_when_others_have_ended_well()
 
 #[test]
 fn a_worker_that_leaves_after_a_notice_does_not_prevent_restarts_of_the_others() {
-    let policy = Policy {
-        max_restarts: 1,
-        backoff: SECOND,
-        min_workers: Some(2),
-        spares: false,
-        grace: 10 * SECOND,
-        timeout: None,
-    };
+    let policy = Policy { max_restarts: 1, min_workers: Some(2), ..policy() };
     let failed = |task| ended(task, End::Signaled(9));
     // Worker 3 of 4 leaves alone, with 0, and the others continue. After that, workers 1 and 2 fail and are restarted.
     let after_restarts = || {
@@ -194,14 +178,7 @@ fn a_worker_that_leaves_after_a_notice_does_not_prevent_restarts_of_the_others()
 
 #[test]
 fn a_worker_is_not_restarted_if_the_first_one_succeeds_in_the_meantime() {
-    let policy = Policy {
-        max_restarts: 5,
-        backoff: SECOND,
-        min_workers: Some(1),
-        spares: false,
-        grace: 10 * SECOND,
-        timeout: None,
-    };
+    let policy = Policy { max_restarts: 5, min_workers: Some(1), ..policy() };
     let tasks = Layout::new(2).with_evaluator().tasks();
     let mut supervisor = Supervisor::new(tasks.into_iter().map(|(task, _)| task), policy).0;
     assert_eq!(supervisor.decide(ended(1, End::Exited(1))).len(), 2);
@@ -326,14 +303,7 @@ fn a_restart_that_the_system_refuses_is_a_failure() {
 
 /// Creates a supervisor of a chief, two workers that it schedules, and a parameter server.
 fn driven() -> Supervisor {
-    let policy = Policy {
-        max_restarts: 3,
-        backoff: SECOND,
-        min_workers: None,
-        spares: false,
-        grace: 10 * SECOND,
-        timeout: None,
-    };
+    let policy = Policy { max_restarts: 3, ..policy() };
     let tasks = Layout::new(2).with_chief().ps(1).tasks();
     Supervisor::new(tasks.into_iter().map(|(task, _)| task), policy).0
 }
@@ -441,14 +411,7 @@ fn a_task_that_is_held_when_the_job_ends_is_not_started() {
 fn a_job_with_spares_needs_the_first_worker_at_once_and_goes_on_without_another() {
     let job = |max_restarts| {
         let layout = Layout::new(3).spares(1);
-        let policy = Policy {
-            max_restarts,
-            backoff: SECOND,
-            min_workers: Some(layout.trained()),
-            spares: true,
-            grace: 10 * SECOND,
-            timeout: None,
-        };
+        let policy = Policy { max_restarts, min_workers: Some(layout.trained()), spares: true, ..policy() };
         Supervisor::new(layout.tasks().into_iter().map(|(task, _)| task), policy).0
     };
     let failed = |task| ended(task, End::Signaled(9));

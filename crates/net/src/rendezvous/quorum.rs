@@ -8,9 +8,8 @@
 //   spares, members of the latest world over others, and spares over processes that have just started. A leader that
 //   has just started waits for the members of the latest world of which a spare knows, for half of its patience. If it
 //   then begins a world without them, it is of generation 2, so that members of that one or a later one supplant it.
-//   Tests:
-//   `net/src/rendezvous/quorum.rs`, `membership.rs`, `state.rs`, `late_join_replies.rs`, `net/tests/it/spares.rs`,
-//   `simulation/tests/it/scenarios.rs`, `clusters/recovery/spares.rs`.
+//   Tests: `net/src/rendezvous/quorum.rs`, `membership.rs`, `state.rs`, `late_join_replies.rs`,
+//   `net/tests/it/spares.rs`, `simulation/tests/it/scenarios.rs`, `clusters/recovery/spares.rs`.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

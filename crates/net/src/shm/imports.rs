@@ -172,6 +172,22 @@ mod tests {
         assert_eq!(arena.segments(), 0);
     }
 
+    /// Returns the resident memory of the mapping with this address, in KiB.
+    #[cfg(target_os = "linux")]
+    fn resident_kib(address: usize) -> usize {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let is_in = |line: &&str| {
+            let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+            let number = |text| usize::from_str_radix(text, 16).ok();
+            range.is_some_and(|(from, to)| {
+                number(from).zip(number(to)).is_some_and(|(from, to)| (from..to).contains(&address))
+            })
+        };
+        let rest = maps.lines().skip_while(|line| !is_in(line)).find_map(|line| line.strip_prefix("Rss:"));
+        rest.unwrap().trim().trim_end_matches("kB").trim().parse().unwrap()
+    }
+
+    #[cfg(target_os = "linux")]
     #[test]
     fn large_memory_is_found_again_after_it_has_left_the_resident_memory() {
         let (mine, theirs) = pair();
@@ -182,7 +198,10 @@ mod tests {
             let received = imports.resolve(&reference.encode(), u64::MAX).unwrap();
             let other = imports.resolve(&reference.encode(), u64::MAX).unwrap();
             assert!(received == body);
+            let address = received.as_ptr() as usize;
+            assert!(resident_kib(address) > 60 << 10);
             drop(received);
+            assert!(resident_kib(address) < 1 << 10);
             assert!(other == body);
         }
     }

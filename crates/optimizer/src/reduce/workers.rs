@@ -47,12 +47,13 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 /// The maximum number of bytes of sums that a worker sends at once. They are copied out of the messages, which are then
-/// freed, so that sums of any size need little memory besides their own.
-const SUMS_AT_ONCE: usize = 8 << 20;
+/// freed, so that sums of any size need little memory besides their own. It is small in tests, whose sums take several
+/// rounds.
+const SUMS_AT_ONCE: usize = if cfg!(test) { 16 << 10 } else { 8 << 20 };
 
 /// The size in bytes from which the memory for sums is not kept for the next step. At this size the system clears new
 /// memory in a small part of the time in which the sums are exchanged.
-const MAX_KEPT: usize = 32 << 20;
+const MAX_KEPT: usize = if cfg!(test) { 64 << 10 } else { 32 << 20 };
 
 /// The exchange of a step's gradients with the other workers.
 struct Exchange<'a, 'b> {

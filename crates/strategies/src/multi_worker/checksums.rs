@@ -42,8 +42,8 @@ fn choose(of_program: Option<Checksums>, variable: Option<String>) -> Result<Opt
     match (of_program, variable) {
         (Some(checksums), _) => Ok(Some(checksums)),
         (None, None) => Ok(None),
-        (None, Some(text)) => text.parse().map(Some).map_err(|_| {
-            let reason = format!("{VARIABLE} is {text:?}, which is none of auto, always and never");
+        (None, Some(text)) => text.parse().map(Some).map_err(|error| {
+            let reason = format!("{VARIABLE} is {text:?}: {error}");
             Error::invalid("MultiWorkerMirroredStrategy", reason)
         }),
     }

@@ -7,7 +7,6 @@ use distribute_cluster::deadline::DEFAULT_TIMEOUT;
 use distribute_cluster::{Address, ClusterError, Deadline, Stopwatch, Task, World};
 use distribute_collective::group::{Checksums, Group};
 use distribute_log::info_or_stderr;
-use distribute_net::handshake::Reason;
 use distribute_net::{Claim, Credentials, JoinError, Quorum, Rendezvous, SharedMemory};
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
@@ -66,7 +65,7 @@ impl JoinSettings {
         };
         let quorum = self.quorum((0..self.max_workers).collect(), BTreeSet::new());
         let joined = self.try_until(deadline, Claim::default(), &quorum, join);
-        let group = joined.map_err(|error| self.without_spare(error))?;
+        let group = joined.map_err(|error| error.with_spares(self.spares(), OPERATION))?;
         let what = match group.generation() {
             _ if group.is_spare() => "is a spare, and prepares its model,".to_owned(),
             1 => self.replica_counts(&group, "joined"),
@@ -187,17 +186,6 @@ impl JoinSettings {
                 Err(error) => claim.failed(error)?,
             }
         }
-    }
-
-    /// Returns the error of a process that the others do not need because the training has ended, if there are spares.
-    /// Returns other errors unchanged.
-    fn without_spare(&self, error: Error) -> Error {
-        let has_ended = matches!(
-            &error,
-            Error::Join(join)
-                if matches!(&**join, JoinError::Refused { refusal, .. } if refusal.reason == Reason::Ended)
-        );
-        if has_ended && self.spares() > 0 { Error::UnusedSpare { operation: OPERATION } } else { error }
     }
 
     /// Returns the numbers of workers of a world, in which the workers at the positions `expected` are expected, and

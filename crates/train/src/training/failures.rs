@@ -4,8 +4,6 @@
 use distribute_base::Error;
 use distribute_cluster::{Fault, World};
 use distribute_collective::recovery::RecoveryLimit;
-use distribute_net::JoinError;
-use distribute_net::handshake::Reason;
 
 /// Returns `true` if an error means that another worker failed or timed out, or that workers are waiting to join.
 ///
@@ -30,17 +28,6 @@ pub(super) fn can_continue(error: &Error, world: World, failures: &mut RecoveryL
 pub(super) fn lost_workers(error: &Error, world: World) -> Vec<usize> {
     let blame = error.blame().filter(|blame| blame.fault == Fault::Lost);
     blame.into_iter().flat_map(|blame| &blame.culprits).map(|replica| world.worker_of(*replica)).collect()
-}
-
-/// Returns `true` if an error means that the other workers had already finished when this worker tried to rejoin them.
-pub(super) fn have_others_finished(error: &Error) -> bool {
-    match error {
-        Error::Join(error) => {
-            matches!(&**error, JoinError::Refused { refusal, .. } if refusal.reason == Reason::Ended)
-        }
-        Error::UnusedSpare { .. } => true,
-        _ => false,
-    }
 }
 
 #[cfg(test)]

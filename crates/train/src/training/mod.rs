@@ -198,7 +198,7 @@ impl<'a> Training<'a> {
         };
         match (self.recover(error), result) {
             // All workers have finished, but this worker missed it because of one that failed afterwards.
-            (Err(error), Some(result)) if failures::have_others_finished(&error) => Ok(Some(result)),
+            (Err(error), Some(result)) if error.has_training_ended() => Ok(Some(result)),
             (recovered, _) => recovered.map(|()| None),
         }
     }
@@ -271,6 +271,7 @@ impl<'a> Training<'a> {
         let (at, watch) = (Location::caller(), Stopwatch::start());
         let mut deadline = Deadline::after(self.patience);
         let (mut lost, mut once_more) = (error, false);
+        let spares = self.strategy.extended().spares();
         loop {
             if deadline.has_passed() {
                 return Err(lost);
@@ -304,11 +305,11 @@ impl<'a> Training<'a> {
             });
             let lost_workers = failures::lost_workers(&lost, self.strategy.world());
             match self.strategy.rejoin(deadline.remaining(), &lost_workers, once_more) {
-                Some(met) => met.map_err(|error| self.without_spare(error, "Training::recover"))?,
+                Some(met) => met.map_err(|error| error.with_spares(spares, "Training::recover"))?,
                 None => return Err(lost),
             }
             lock(&self.healing).forget();
-            if self.strategy.extended().spares() > 0 {
+            if spares > 0 {
                 // The others may have taken a spare in the place of this worker, which has waited as one since then.
                 deadline = Deadline::after(self.patience);
             }
@@ -334,14 +335,7 @@ impl<'a> Training<'a> {
     /// first worker cannot be reached.
     fn wait_as_spare(&self) -> Result<()> {
         let met = self.strategy.rejoin(self.patience, &[], false).unwrap_or(Ok(()));
-        met.map_err(|error| self.without_spare(error, "Training::new"))
-    }
-
-    /// Returns the error of a process that the others do not need because the training has ended, if there are spares.
-    /// Returns other errors unchanged.
-    fn without_spare(&self, error: Error, operation: &'static str) -> Error {
-        let is_unused = self.strategy.extended().spares() > 0 && failures::have_others_finished(&error);
-        if is_unused { Error::UnusedSpare { operation } } else { error }
+        met.map_err(|error| error.with_spares(self.strategy.extended().spares(), "Training::new"))
     }
 
     /// Transfers the state of a worker without drift to those on which variables have drifted. The group stays the

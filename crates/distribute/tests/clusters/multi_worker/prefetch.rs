@@ -197,8 +197,12 @@ fn writes_failed_steps_and_restored_checkpoints_discard_prefetched_rows() {
         let state = Checkpoint::new().part("model", &model.variables).part("optimizer", &optimizer);
         state.save(path)?;
 
-        // Rows of step 6 are requested after step 5, and then written.
+        // Rows of step 6 are requested after step 8, and then restored.
+        train(6..8)?;
+        prefetch(6)?;
+        train(8..9)?;
         state.restore(path)?;
+        // Rows of step 7 are requested after step 6, and then written.
         prefetch(7)?;
         train(6..7)?;
         let words = model.variables.variable("words.weight")?;

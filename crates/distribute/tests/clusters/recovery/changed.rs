@@ -1,13 +1,13 @@
 //! Data that changes on a link: the group re-forms, and repeats the step.
 
 use crate::recovery::program::Task;
-use crate::recovery::relay::Relay;
+use crate::recovery::relay::through_relay;
 use candle_core::{Device, Tensor};
 use candle_nn::Module;
 use distribute::cluster::Fault;
 use distribute::strategy::Checksums;
 use distribute::{Error, Result, prelude::*};
-use distribute_testing::{Port, watched};
+use distribute_testing::watched;
 use std::cell::Cell;
 use std::time::Duration;
 
@@ -48,26 +48,13 @@ fn train(task: &Task, disturb: impl Fn()) -> Result<Trained> {
 /// Trains on two workers, and flips a bit in each of a number of messages from the sixth step on.
 fn trained(flips: usize) -> Vec<Result<Trained>> {
     watched(move || {
-        let port = Port::reserve();
-        let relay = Relay::to(port.address());
-        let task = |worker| {
-            let mut task = Task { sockets: true, ..Task::new(worker, 2, port.number()) };
-            if worker == 1 {
-                task.addresses[0] = relay.address.to_string();
-            }
-            task
-        };
-        std::thread::scope(|scope| {
-            let (relay, task) = (&relay, &task);
-            let run = |worker| {
-                let disturb = move || {
-                    if worker == 0 {
-                        relay.flip_bits(flips);
-                    }
-                };
-                scope.spawn(move || train(&task(worker), disturb))
+        through_relay(2, |task, relay| {
+            let disturb = || {
+                if task.worker == 0 {
+                    relay.flip_bits(flips);
+                }
             };
-            [run(0), run(1)].map(|thread| thread.join().unwrap()).into_iter().collect()
+            train(task, disturb)
         })
     })
 }

@@ -1,12 +1,12 @@
 //! A worker is lost while another one, whose variables have drifted, receives the state of a third.
 
 use crate::recovery::program::Task;
-use crate::recovery::relay::Relay;
+use crate::recovery::relay::through_relay;
 use candle_core::{Device, Tensor};
 use candle_nn::Module;
 use distribute::checkpoint::{Checkpointed, Reader, Restore, Writer};
 use distribute::{Result, prelude::*};
-use distribute_testing::{Port, watched};
+use distribute_testing::watched;
 use std::cell::Cell;
 use std::time::Duration;
 
@@ -59,28 +59,13 @@ fn train(task: &Task, flips: bool, saving: impl Fn()) -> Result<Trained> {
 /// state.
 fn trained(drifts: bool) -> Vec<Result<Trained>> {
     watched(move || {
-        let port = Port::reserve();
-        let relay = Relay::to(port.address());
-        let task = |worker| {
-            let mut task = Task { sockets: true, ..Task::new(worker, 3, port.number()) };
-            if worker == 1 {
-                task.addresses[0] = relay.address.to_string();
-            }
-            task
-        };
-        std::thread::scope(|scope| {
-            let (relay, task) = (&relay, &task);
-            let run = |worker| {
-                scope.spawn(move || {
-                    let has_broken = Cell::new(false);
-                    train(&task(worker), drifts && worker == 0, || {
-                        if worker == 1 && !has_broken.replace(true) {
-                            relay.close();
-                        }
-                    })
-                })
-            };
-            [run(0), run(1), run(2)].map(|thread| thread.join().unwrap()).into_iter().collect()
+        through_relay(3, |task, relay| {
+            let has_broken = Cell::new(false);
+            train(task, drifts && task.worker == 0, || {
+                if task.worker == 1 && !has_broken.replace(true) {
+                    relay.close();
+                }
+            })
         })
     })
 }

@@ -1,5 +1,7 @@
 //! A link between two workers that can break: their messages pass through this relay.
 
+use crate::recovery::program::Task;
+use distribute_testing::Port;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -7,6 +9,25 @@ use std::sync::{Arc, Mutex};
 
 /// The least number of bytes read at once in which a bit is flipped. They are part of a large message.
 const LARGE: usize = 16 << 10;
+
+/// Calls `work` for each of some workers, on a thread of its own. Worker 1 reaches the first one through a relay.
+pub fn through_relay<T: Send>(workers: usize, work: impl Fn(&Task, &Relay) -> T + Sync) -> Vec<T> {
+    let port = Port::reserve();
+    let relay = Relay::to(port.address());
+    let task = |worker| {
+        let mut task = Task { sockets: true, ..Task::new(worker, workers, port.number()) };
+        if worker == 1 {
+            task.addresses[0] = relay.address.to_string();
+        }
+        task
+    };
+    std::thread::scope(|scope| {
+        let (relay, task, work) = (&relay, &task, &work);
+        let all: Vec<_> =
+            (0..workers).map(|worker| scope.spawn(move || work(&task(worker), relay))).collect();
+        all.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
 
 /// A relay that forwards messages to its address, and the answers.
 pub struct Relay {

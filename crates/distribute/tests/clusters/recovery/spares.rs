@@ -44,6 +44,13 @@ fn trained(task: &Task, at: &At) -> Result<String> {
     }
 }
 
+/// Runs a test, except in the processes that it starts.
+fn in_parent(test: impl FnOnce() + Send + 'static) {
+    if child::part().is_none() {
+        watched(test);
+    }
+}
+
 /// Starts a job with a spare, which waits when this returns. A worker has stopped at a location.
 fn start(stop_at: (usize, Place)) -> Job {
     let mut job = Job::with_spares(WORKER, 1);
@@ -113,10 +120,7 @@ fn a_spare_takes_the_place_of_a_worker_that_is_killed() {
 // INV-42, INV-100
 #[test]
 fn a_worker_that_is_started_again_is_the_next_spare() {
-    if child::part().is_some() {
-        return;
-    }
-    watched(|| {
+    in_parent(|| {
         let mut job = Job::with_spares(WORKER, 1);
         job.start(0, None);
         job.start(1, Some(Place::Between));
@@ -138,10 +142,7 @@ fn a_worker_that_is_started_again_is_the_next_spare() {
 // INV-100
 #[test]
 fn a_spare_that_is_not_needed_ends_with_the_others() {
-    if child::part().is_some() {
-        return;
-    }
-    watched(|| {
+    in_parent(|| {
         let mut job = start((2, Place::Between));
         job.send(2, GO);
         unused(&mut job, SPARE);
@@ -152,10 +153,7 @@ fn a_spare_that_is_not_needed_ends_with_the_others() {
 // INV-44, INV-100, INV-101
 #[test]
 fn a_spare_waits_for_the_next_start_if_all_save_and_exit() {
-    if child::part().is_some() {
-        return;
-    }
-    watched(|| {
+    in_parent(|| {
         let mut job = Job::with_spares(WORKER, 1).watching();
         job.start_all(Some((2, Place::Between)));
         job.wait_for_line(SPARE, WAITS, Duration::ZERO);
@@ -187,10 +185,7 @@ fn a_spare_waits_for_the_next_start_if_all_save_and_exit() {
 // INV-100
 #[test]
 fn a_spare_that_is_lost_harms_nobody() {
-    if child::part().is_some() {
-        return;
-    }
-    watched(|| {
+    in_parent(|| {
         let mut job = start((2, Place::Between));
         kill(&mut job, SPARE);
         job.send(2, GO);
@@ -201,10 +196,7 @@ fn a_spare_that_is_lost_harms_nobody() {
 // INV-42, INV-100
 #[test]
 fn a_spare_that_is_lost_while_it_receives_the_state_is_replaced_in_turn() {
-    if child::part().is_some() {
-        return;
-    }
-    watched(|| {
+    in_parent(|| {
         let mut job = Job::with_spares(WORKER, 1);
         job.start(0, None);
         job.start(1, Some(Place::Between));
@@ -223,10 +215,7 @@ fn a_spare_that_is_lost_while_it_receives_the_state_is_replaced_in_turn() {
 // INV-42, INV-100
 #[test]
 fn the_first_worker_is_replaced_by_its_own_new_process() {
-    if child::part().is_some() {
-        return;
-    }
-    watched(|| {
+    in_parent(|| {
         let mut job = start((0, Place::InStep));
         kill(&mut job, 0);
         job.start(0, None);
