@@ -17,8 +17,8 @@ use std::thread;
 use std::time::Duration;
 use tracing::dispatcher;
 
-/// The maximum time for which a save may make no progress: neither 8 MiB nor a sync of 512 MiB. No thread waits longer
-/// for one.
+/// The time without progress after which threads stop waiting for a save. Progress is 8 MiB written, or a sync of at
+/// most 512 MiB.
 pub(crate) const STALLED: Duration = Duration::from_secs(300);
 
 /// A save that a thread makes in the background, while the program continues. See
@@ -29,7 +29,7 @@ pub(crate) const STALLED: Duration = Duration::from_secs(300);
 #[derive(Clone, Debug)]
 pub struct SaveHandle {
     save: Arc<Save>,
-    /// The saves of the manager, which are waited for when the last owner is dropped.
+    /// The saves of the manager. Dropping the last reference waits for the save that is under way.
     _saves: Arc<Saves>,
 }
 
@@ -60,7 +60,7 @@ impl SaveHandle {
         self.wait_with(timeout, &mut || Ok(()))
     }
 
-    /// Acts like [`wait`](Self::wait), and calls `progress` again and again while the save makes progress.
+    /// Acts like [`wait`](Self::wait), and calls `progress` repeatedly while the save makes progress.
     ///
     /// # Errors
     /// - [`Error::Interrupted`]: `progress` returned an error. The save continues.
@@ -74,7 +74,6 @@ impl SaveHandle {
     }
 }
 
-/// One save of a manager.
 #[derive(Debug)]
 pub(crate) struct Save {
     pub(crate) path: PathBuf,
@@ -88,7 +87,7 @@ pub(crate) struct State {
     is_held: bool,
     /// Whether the caller has given up waiting for the tensors.
     is_abandoned: bool,
-    /// The number of times that progress was made.
+    /// The number of progress reports so far.
     pub(crate) reports: u64,
     pub(crate) result: Option<Result<(), Arc<Error>>>,
     /// Whether the error has been returned to the program.
@@ -101,7 +100,7 @@ impl Save {
     }
 
     /// Starts a thread that makes the save, and returns when it holds all live tensors. `write` makes the save after
-    /// the tensors have been copied. It gets a function that must be called whenever it makes progress.
+    /// the tensors have been copied. It receives a function to call whenever it makes progress.
     ///
     /// # Errors
     /// - [`Error::Io`]: the thread cannot be started.
@@ -162,12 +161,12 @@ impl Save {
         state.result.as_ref()?.as_ref().err().filter(|_| !state.is_reported).cloned()
     }
 
-    /// Records that the error is reported. Returns `true` if it was not reported before.
+    /// Marks the error as returned to the program. Returns `true` if it was not marked before.
     pub(crate) fn set_reported(&self) -> bool {
         !std::mem::replace(&mut self.lock().is_reported, true)
     }
 
-    /// Returns the error of a save that failed. It is then reported.
+    /// Returns the error if the save failed, and marks it as returned to the program.
     fn take_error(&self) -> Option<Arc<Error>> {
         let mut state = self.lock();
         let error = state.result.as_ref()?.as_ref().err().cloned()?;
@@ -175,7 +174,7 @@ impl Save {
         Some(error)
     }
 
-    /// Records that all live tensors are held. Returns an error if the caller has given up waiting for that.
+    /// Records that all live tensors are held. Returns an error if the caller has stopped waiting for the tensors.
     fn set_held(&self) -> Result<()> {
         // Decided under one lock, so that a save that the caller has given up is not made.
         let mut state = self.lock();
@@ -190,7 +189,7 @@ impl Save {
         Error::Unfinished { path: self.path.clone(), after }
     }
 
-    /// Waits until the thread holds all live tensors.
+    /// Waits until the thread holds all live tensors. If that takes too long, the save is abandoned.
     fn wait_until_held(&self) -> Result<()> {
         let is_held = |state: &State| state.is_held || state.result.is_some();
         let waited = self.wait_for(is_held, Deadline::after(STALLED), &mut || Ok(()));
@@ -210,12 +209,13 @@ impl Save {
         }
     }
 
-    /// Waits until the save has ended.
+    /// Waits until the save has succeeded or failed.
     pub(crate) fn wait(&self, deadline: Deadline, progress: &mut Progress<'_>) -> Result<()> {
         self.wait_for(|state| state.result.is_some(), deadline, progress)
     }
 
-    /// Waits until `is_met` returns `true`, as long as the save makes progress.
+    /// Waits until `is_met` returns `true`. Fails after `deadline`, or if the save has made no progress for
+    /// [`STALLED`].
     fn wait_for(
         &self,
         is_met: impl Fn(&State) -> bool,
@@ -244,12 +244,12 @@ impl Save {
     }
 }
 
-/// Lets the threads of a step go first on a busy core. This thread gets a thirtieth of such a core, and all of an idle
-/// one: replicas do not wait for it, and it is as fast as before if the program waits for the save.
+/// Lowers the priority of this thread on Linux, so that a save does not slow down training. On a busy core, the
+/// thread gets about a thirtieth of the time; on an idle core, it runs at full speed.
 fn yield_to_training() {
     #[cfg(target_os = "linux")]
     {
-        /// The weight of a thread of this niceness is 36, that of an ordinary one 1,024.
+        /// The scheduler gives a thread of this niceness a weight of 36. An ordinary thread has 1,024.
         const NICENESS: i32 = 15;
         // On Linux, this concerns the thread alone. Without the right to do so, the save only competes with the step.
         let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICENESS);

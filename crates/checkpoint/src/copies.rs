@@ -16,8 +16,8 @@ impl Writer {
     /// each lock as soon as they are copied. If `held` returns an error, returns it and copies nothing. Calls `copied`
     /// after each tensor.
     ///
-    /// The order is that of names, in which a step locks the variables of a model as well. So a step never holds one
-    /// that this waits for while it waits for one that this holds.
+    /// Tensors are held in the order of their names. A training step locks the variables of a model in the same
+    /// order, so the two cannot deadlock.
     ///
     /// # Errors
     /// - [`Error::Source`]: tensors cannot be held or copied. `held` has been called only if all were held.

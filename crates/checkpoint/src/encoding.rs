@@ -11,7 +11,7 @@ pub(crate) struct Stored {
     pub(crate) shape: Vec<usize>,
 }
 
-/// Returns the dtype of safetensors files with the same elements; `None` for `complex128` and strings.
+/// Returns the safetensors dtype for a dtype; `None` for `complex128` and strings, for which safetensors has no type.
 pub fn file_dtype(dtype: DType) -> Option<Dtype> {
     Some(match dtype {
         DType::F16 => Dtype::F16,

@@ -161,13 +161,14 @@ pub enum Error {
         /// A description of the problem and of the expected value.
         reason: String,
     },
-    /// Rows of a tensor could not be read from their source while the checkpoint was being written. No checkpoint was
-    /// saved.
+    /// Rows of a tensor could not be read or copied from their source. No checkpoint was saved.
     #[error("{name:?} was not saved: {source}")]
     Source {
         /// The name of the tensor.
         name: String,
-        /// The error of the function that reads rows; see [`Writer::insert_read`](crate::Writer::insert_read).
+        /// The error of the source: of the function that reads rows
+        /// ([`Writer::insert_read`](crate::Writer::insert_read)), or of the live tensors
+        /// ([`Writer::insert_live`](crate::Writer::insert_live)).
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// A function that is called during a long operation returned an error, so the operation has ended.

@@ -13,8 +13,8 @@ const FILE: &str = "shard-00001-of-00001.safetensors";
 impl Writer {
     /// Returns the checkpoint as bytes that can be sent to another process.
     ///
-    /// The image contains the file and the index that [`save`](Writer::save) would write with one shard, followed
-    /// by the length of the index in 8 bytes.
+    /// The image contains the file and the index that [`save`](Writer::save) would write with one shard, followed by
+    /// the length of the index as 8 bytes, little-endian.
     ///
     /// ```
     /// # use distribute_checkpoint::{Reader, Writer};

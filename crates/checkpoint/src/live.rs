@@ -9,12 +9,12 @@ pub type SourceError = Box<dyn std::error::Error + Send + Sync>;
 /// Tensors that the program changes while it runs, behind one lock: the weights of a layer, for example.
 ///
 /// A save in the background needs the values at the time of its call. It holds the tensors, copies them while the
-/// program continues, and releases them. A change of a tensor waits until its copy is complete. No other code has to
-/// know about saves, because the lock is that of the tensors themselves.
+/// program continues, and releases them. A change of a tensor waits until its copy is complete. The program needs no
+/// other synchronization with saves, because they use the tensors' own lock.
 pub trait LiveTensors: Send + Sync {
     /// Returns a guard. Nothing can change the tensors until the guard is dropped.
     ///
-    /// A caller may hold several at the same time, each of them once.
+    /// A caller may hold several `LiveTensors` at the same time, but each only once.
     ///
     /// # Errors
     /// Returns an error if the tensors are being changed and waiting for the end of the change could deadlock.
@@ -38,7 +38,7 @@ pub(crate) struct Live {
 }
 
 impl Live {
-    /// Returns the address of the tensors, which is the same for all tensors that one lock holds.
+    /// Returns the address of the [`LiveTensors`]. Tensors with the same address share a lock.
     pub(crate) fn address(&self) -> usize {
         Arc::as_ptr(&self.tensors).cast::<()>().addr()
     }

@@ -91,9 +91,10 @@ impl CheckpointManager {
         &self.series.folder
     }
 
-    /// Saves a checkpoint under the next number, in at most `shards` files, and returns its path. Before the save,
-    /// removes incomplete checkpoints that a crash has left. After it, removes the checkpoints that are no longer to be
-    /// kept. First waits for a save of this manager or a clone that is under way.
+    /// Saves a checkpoint under the next number, in at most `shards` files, and returns its path.
+    ///
+    /// First waits for a save of this manager or a clone that is under way. Then removes incomplete checkpoints that
+    /// a crash has left, saves the new one, and removes checkpoints beyond the number to [keep](Self::keep).
     ///
     /// # Errors
     /// The latest checkpoint stays the same, except after [`Error::Removal`], or if the folder cannot be synced or read
@@ -110,10 +111,10 @@ impl CheckpointManager {
         self.save_with(writer, shards, &mut || Ok(()))
     }
 
-    /// Acts like [`save`](Self::save), and calls `progress` again and again while files are written.
+    /// Acts like [`save`](Self::save), and calls `progress` repeatedly while files are written.
     ///
     /// # Errors
-    /// The errors of [`save`](Self::save) and of [`Writer::save_with`].
+    /// Returns the errors of [`save`](Self::save) and of [`Writer::save_with`].
     pub fn save_with(&self, writer: &Writer, shards: usize, progress: &mut Progress<'_>) -> Result<PathBuf> {
         let turn = self.saves.turn("save", progress)?;
         let (locked, saved) = self.series.begin()?;
@@ -177,7 +178,7 @@ impl CheckpointManager {
         self.save_async_with(writer, shards, &mut || Ok(()))
     }
 
-    /// Acts like [`save_async`](Self::save_async), and calls `progress` again and again while it waits for an earlier
+    /// Acts like [`save_async`](Self::save_async), and calls `progress` repeatedly while it waits for an earlier
     /// save.
     ///
     /// # Errors
@@ -206,8 +207,8 @@ impl CheckpointManager {
         reported.map_or(Ok(saving), Err)
     }
 
-    /// Waits for the saves of this manager and its clones that are under way. The next save reports it if one in the
-    /// background fails.
+    /// Waits for the saves of this manager and its clones that are under way. If a save in the background fails, this
+    /// does not return its error; the next save does.
     ///
     /// # Errors
     /// - [`Error::Interrupted`]: `progress` returned an error. The saves continue.
@@ -264,8 +265,8 @@ impl CheckpointManager {
         self.latest_undamaged_with(&mut || Ok(()))
     }
 
-    /// Acts like [`latest_undamaged`](Self::latest_undamaged), and calls `progress` again and again while a save of
-    /// this manager ends or a checkpoint is verified.
+    /// Acts like [`latest_undamaged`](Self::latest_undamaged), and calls `progress` repeatedly while it waits
+    /// for a save of this manager or verifies a checkpoint.
     ///
     /// # Errors
     /// - [`Error::Interrupted`]: `progress` returned an error.
@@ -303,7 +304,8 @@ impl CheckpointManager {
 }
 
 impl Series {
-    /// Locks the folder, removes what a crash has left, and returns the path of the next checkpoint.
+    /// Locks the folder, removes incomplete checkpoints that a crash has left, and returns the path of the next
+    /// checkpoint.
     fn begin(&self) -> Result<(LockFile, PathBuf)> {
         let lock = self.folder.join(LOCK);
         let locked = LockFile::acquire(&lock).map_err(Error::io("locking", &lock))?;
@@ -315,7 +317,7 @@ impl Series {
         Ok((locked, self.unused(checkpoints.last().map_or(1, |(number, _)| number + 1))?))
     }
 
-    /// Writes a checkpoint, and removes those that are no longer to be kept.
+    /// Writes a checkpoint, and removes checkpoints beyond the number to keep.
     fn write(&self, saved: &Path, writer: &Writer, shards: usize, progress: &mut Progress<'_>) -> Result<()> {
         writer.save_with(saved, shards, progress)?;
         let paths = self.paths()?;

@@ -200,8 +200,8 @@ impl Reader {
         self.read(tensor, rows, shape)
     }
 
-    /// Returns ranges of about 8 MiB that cover the rows of a tensor, in order, each of at least one row. A tensor that
-    /// is larger than memory is read in these.
+    /// Splits the rows of a tensor into consecutive ranges of about 8 MiB, with at least one row each. Use them with
+    /// [`rows`](Self::rows) to read a tensor that is larger than memory. A string counts as one byte.
     ///
     /// # Errors
     /// - [`Error::UnknownName`]: there is no tensor named `name`.
@@ -220,7 +220,7 @@ impl Reader {
         self.verify_with(&mut || Ok(()))
     }
 
-    /// Acts like [`verify`](Self::verify), and calls `progress` again and again, at least once for every 8 MiB unless a
+    /// Acts like [`verify`](Self::verify), and calls `progress` repeatedly, at least once for every 8 MiB unless a
     /// row is larger.
     ///
     /// # Errors

@@ -56,7 +56,7 @@ impl Rows {
         }
     }
 
-    /// Returns the live tensor that has the rows, unless they have been copied.
+    /// Returns the live tensor from which these rows are still to be copied; `None` for all other rows.
     pub(crate) fn live(&self) -> Option<&Live> {
         match self {
             Self::Live { live, .. } => Some(live),
@@ -99,7 +99,7 @@ impl Rows {
     /// Writes the bytes of a range of rows. `name` is the name of the tensor in errors.
     ///
     /// # Errors
-    /// Returns the error of `sink`, or one from which [`error`] extracts that of the function that reads rows.
+    /// Returns the error of `sink`, or an error of reading the rows, which [`error`] extracts.
     pub(crate) fn write(&self, name: &str, rows: Range<usize>, sink: &mut dyn Write) -> io::Result<()> {
         let row: usize = self.dims().get(1..).unwrap_or_default().iter().product();
         let unreadable = |source| io::Error::other(Unreadable { name: name.to_owned(), source });
@@ -139,7 +139,7 @@ pub(crate) fn pieces(rows: Range<usize>, row_bytes: usize) -> impl Iterator<Item
     rows.step_by(step).map(move |start| start..end.min(start.saturating_add(step)))
 }
 
-/// Returns `found` if it has the requested dtype, number of rows and row shape.
+/// Returns `found` if it has the requested dtype, number of rows and row shape, otherwise an error.
 fn fits(found: HostTensor, dtype: DType, rows: usize, dims: &[usize]) -> Result<HostTensor, SourceError> {
     let row = dims.get(1..).unwrap_or_default();
     if found.dtype() == dtype && found.dims().split_first() == Some((&rows, row)) {
@@ -148,7 +148,7 @@ fn fits(found: HostTensor, dtype: DType, rows: usize, dims: &[usize]) -> Result<
     Err(format!("{} was read, instead of {rows} rows of {dtype}{row:?}", found.describe()).into())
 }
 
-/// Returns `found` if it has the dtype and the shape.
+/// Returns `found` if it has the requested dtype and shape, otherwise an error.
 fn same(found: HostTensor, dtype: DType, dims: &[usize]) -> Result<HostTensor, SourceError> {
     if found.dtype() == dtype && found.dims() == dims {
         return Ok(found);

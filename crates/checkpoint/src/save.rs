@@ -57,7 +57,7 @@ impl Writer {
         self.save_with(path, shards, &mut || Ok(()))
     }
 
-    /// Acts like [`save`](Self::save), and calls `progress` again and again: after every 8 MiB that are written, and
+    /// Acts like [`save`](Self::save), and calls `progress` repeatedly: after every 8 MiB that are written, and
     /// after each file is synced.
     ///
     /// # Errors

@@ -12,7 +12,6 @@ use std::time::Duration;
 /// The saves of a manager, of which at most one is under way.
 #[derive(Debug)]
 pub(crate) struct Saves {
-    /// The folder of the manager.
     folder: PathBuf,
     state: Mutex<State>,
     changed: Condvar,
@@ -22,9 +21,9 @@ pub(crate) struct Saves {
 struct State {
     /// Whether a thread has the turn to begin a save.
     is_taken: bool,
-    /// The last save in the background.
+    /// The latest save in the background.
     last: Option<Arc<Save>>,
-    /// The save that a thread makes while its program waits.
+    /// The save that a thread is making while its caller waits.
     current: Option<Current>,
 }
 
@@ -35,14 +34,15 @@ struct Current {
 }
 
 impl State {
-    /// Returns a save that is under way.
+    /// Returns a save that is under way, if there is one.
     fn unfinished(&self) -> Option<Arc<Save>> {
         let current = self.current.as_ref().map(|current| &current.save);
         let mut all = current.into_iter().chain(&self.last);
         all.find(|save| !save.is_finished()).cloned()
     }
 
-    /// Returns `true` if this thread is making a save, which has called the program's code.
+    /// Returns `true` if this thread is making a save, so that waiting for the save would deadlock. This happens if
+    /// the save's progress function calls back.
     fn is_on_this_thread(&self) -> bool {
         let mut current = self.current.iter().filter(|current| !current.save.is_finished());
         current.any(|current| current.thread == thread::current().id())
@@ -65,8 +65,8 @@ impl Saves {
         self.wait_until_free(operation, progress).map(drop)
     }
 
-    /// Waits until no save is under way, and no other thread begins one in this folder. Until the turn ends, no other
-    /// thread gets one.
+    /// Waits until no save is under way, and acquires the turn to begin the next one. Other threads wait until the
+    /// turn is dropped.
     ///
     /// # Errors
     /// Returns the errors of [`finish`](Self::finish).
@@ -79,7 +79,7 @@ impl Saves {
         Ok(Turn { saves: self.clone() })
     }
 
-    /// Waits until no save is under way and no thread has the turn. Calls `progress` again and again.
+    /// Waits until no save is under way and no thread has the turn. Calls `progress` repeatedly.
     fn wait_until_free(
         &self,
         operation: &'static str,
@@ -132,7 +132,7 @@ pub(crate) struct Turn {
 }
 
 impl Turn {
-    /// Returns the last save in the background if it failed and nothing has reported that yet.
+    /// Returns the latest save in the background if it failed and its error has not been returned yet.
     pub(crate) fn earlier(&self) -> Option<Unreported> {
         let save = lock(&self.saves.state).last.clone()?;
         save.unreported_error().map(|source| Unreported { save, source })
@@ -154,8 +154,8 @@ impl Turn {
         Ok(SaveHandle::new(save, self.saves.clone()))
     }
 
-    /// Makes a save on this thread. The turn ends at once, and other saves wait for this one. `write` must release the
-    /// folder, and call its function whenever it makes progress.
+    /// Makes a save on this thread. The turn ends when the save begins, because other saves then wait for the save
+    /// itself. `write` must unlock the folder before it returns, and call its argument whenever it makes progress.
     ///
     /// # Errors
     /// Returns the error of `write`.
@@ -184,7 +184,8 @@ impl Drop for Turn {
     }
 }
 
-/// Ends a save that was made on this thread when it is dropped, also by a panic. The caller has its error.
+/// A guard that marks a save on this thread as finished when it is dropped, even after a panic. Errors of the save go
+/// to the caller and are not recorded.
 struct Ended<'a>(&'a Saves, &'a Arc<Save>);
 
 impl Drop for Ended<'_> {
@@ -198,14 +199,15 @@ impl Drop for Ended<'_> {
     }
 }
 
-/// A save that failed without any report of it yet.
+/// A failed save in the background whose error has not been returned yet.
 pub(crate) struct Unreported {
     save: Arc<Save>,
     source: Arc<Error>,
 }
 
 impl Unreported {
-    /// Returns the error for the save that reports it, at `next`; `None` if another call has reported it since.
+    /// Returns the error with which the save to `next` reports this failure; `None` if it has been reported in the
+    /// meantime.
     pub(crate) fn report(self, next: &Path) -> Option<Error> {
         let Self { save, source } = self;
         let is_first = save.set_reported();

@@ -80,7 +80,7 @@ impl Write for SyncedFile<'_> {
     }
 }
 
-/// Writes the contents of a safetensors file to `to`, and returns its index entry. Calls `progress` again and again.
+/// Writes the contents of a safetensors file to `to`, and returns its index entry. Calls `progress` repeatedly.
 /// Errors contain `path`.
 pub(crate) fn write_to(
     to: impl Write,
@@ -165,8 +165,8 @@ impl<W: Write> Write for ChecksumWriter<'_, '_, W> {
     }
 }
 
-/// The contents of a safetensors file. They are either an open file, which can be read even after it has been
-/// removed, or memory.
+/// The contents of a safetensors file: an open file or memory. On Unix, an open file can be read even after it has
+/// been removed.
 pub(crate) trait Content: Read + Seek + Send + Debug {}
 
 impl<C: Read + Seek + Send + Debug> Content for C {}
@@ -263,7 +263,7 @@ impl Shard {
         Ok(bytes)
     }
 
-    /// Reads the complete file, and verifies all checksums.
+    /// Reads the complete file, verifies all checksums, and reports progress every 8 MiB.
     pub(crate) fn verify(&self, progress: &mut Progress<'_>) -> Result<()> {
         const STEP: u64 = BLOCKS_PER_REPORT as u64 * BLOCK;
         (0..self.entry.bytes).step_by(STEP as usize).try_for_each(|start| {

@@ -96,7 +96,8 @@ impl Partial {
     }
 
     /// Renames the file or folder to its final name. An existing file is replaced, as with the system's `rename`.
-    /// Returns the open file or folder; `None` if the partial has none open.
+    /// Returns the open file or folder; `None` for a folder on Windows, and for a partial from
+    /// [`of_old`](Self::of_old).
     ///
     /// # Errors
     /// Returns any error of the operating system. The partial is then removed.

@@ -9,7 +9,7 @@ pub(crate) const ATTEMPTS: u32 = 5;
 /// The pause before the second attempt. Each further pause is twice as long.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// The attempts that are left, and the pauses between them.
+/// A counter of failed attempts that decides whether to try again, and after which pause.
 #[derive(Debug)]
 pub(crate) struct Attempts {
     all: u32,
@@ -23,13 +23,13 @@ impl Attempts {
         Self { all, failed: 0, patience }
     }
 
-    /// Records that part of the file has arrived.
+    /// Resets the number of failed attempts, because part of the file has arrived.
     pub(crate) fn progressed(&mut self) {
         self.failed = 0;
     }
 
-    /// Waits until the next attempt. Returns the error if it is not temporary, no attempt is left, or the server
-    /// demands a longer pause than the timeout.
+    /// Waits before the next attempt, after an attempt has failed with `error`. Returns `error` if it is not
+    /// temporary, no attempt is left, or the server demands a pause longer than the timeout.
     pub(crate) fn after(&mut self, error: Error) -> Result<()> {
         self.failed += 1;
         let Some(pause) = self.pause(&error) else { return Err(error) };

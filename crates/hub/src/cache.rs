@@ -43,13 +43,13 @@ impl Folder {
         Ok(self.locks.join(format!("{}.lock", hash.text())))
     }
 
-    /// Returns `true` if the blob is complete.
+    /// Returns `true` if the cache has the complete blob: a file of `size` bytes.
     pub(crate) fn has(&self, hash: &Hash, size: u64) -> bool {
         fs::symlink_metadata(self.blob(hash)).is_ok_and(|found| found.is_file() && found.len() == size)
     }
 
-    /// Returns the number of bytes that all processes together have downloaded of a blob. Python adds a random
-    /// component to the names of partial files.
+    /// Returns the total size in bytes of all files of a blob, complete or partial, which grows while any process
+    /// downloads it. Partial files are found by prefix, because Python adds a random component to their names.
     pub(crate) fn downloaded(&self, hash: &Hash) -> u64 {
         let Ok(entries) = fs::read_dir(self.root.join("blobs")) else { return 0 };
         let is_of = |name: &std::ffi::OsStr| name.to_str().is_some_and(|name| name.starts_with(hash.text()));
@@ -57,7 +57,7 @@ impl Folder {
         entries.filter_map(|entry| entry.metadata().ok()).map(|found| found.len()).sum()
     }
 
-    /// Returns the commit that a branch or tag had when it was last requested.
+    /// Returns the commit that a branch or tag had when it was last requested; `None` if the cache does not have it.
     pub(crate) fn commit(&self, revision: &str) -> Option<String> {
         let mut text = String::new();
         let file = distribute_files::open(self.root.join("refs").join(revision)).ok()?;
@@ -86,7 +86,7 @@ impl Folder {
         Ok(path)
     }
 
-    /// Records the commit of a branch or tag.
+    /// Records the commit of a branch or tag, for [`commit`](Self::commit).
     pub(crate) fn remember(&self, revision: &str, commit: &str) -> Result<()> {
         if self.commit(revision).as_deref() == Some(commit) {
             return Ok(());

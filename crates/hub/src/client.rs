@@ -14,10 +14,11 @@ use ureq::{Agent, Body, Proxy};
 
 /// The maximum number of redirects of a request.
 const MAX_REDIRECTS: usize = 8;
-/// The maximum number of bytes that are read of the body of a refusal.
+/// The maximum number of bytes to read from the body of an error response.
 const MAX_TEXT: usize = 2048;
 
-/// The hub's headers that describe a file, even in a redirect to the server that has it.
+/// The header with the commit of a file. The hub sends this header and the next two even in a redirect to the server
+/// that has the file.
 pub(crate) const COMMIT: HeaderName = HeaderName::from_static("x-repo-commit");
 pub(crate) const LINKED_ETAG: HeaderName = HeaderName::from_static("x-linked-etag");
 pub(crate) const LINKED_SIZE: HeaderName = HeaderName::from_static("x-linked-size");
@@ -34,7 +35,7 @@ pub(crate) struct Client {
 #[derive(Clone, Copy, PartialEq)]
 enum Method {
     Head,
-    /// A request of the bytes from the given offset.
+    /// A request for the bytes from the given offset on.
     Get(u64),
 }
 
@@ -143,8 +144,8 @@ impl Client {
         Error::Status { url: display(url), status: status.as_u16(), message, retry_after, advice }
     }
 
-    /// Reads the text of a refusal, up to a limit, and only what arrives within the timeout. Returns an empty text for
-    /// a page for browsers.
+    /// Reads the text of an error response, up to [`MAX_TEXT`] bytes and as much as arrives within the timeout.
+    /// Returns an empty text instead of an HTML page.
     fn text(&self, response: &mut Response<Body>) -> String {
         let (mut reader, started) = (response.body_mut().as_reader(), Stopwatch::start());
         let (mut text, mut buffer) = (Vec::new(), [0; 512]);

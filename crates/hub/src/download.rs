@@ -18,9 +18,9 @@ use ureq::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE};
 use ureq::http::{HeaderName, Response, StatusCode, Uri};
 
 const BUFFER: usize = 256 << 10;
-/// The number of bytes that count as progress, after which the attempts are counted from the start.
+/// The number of bytes after which an attempt counts as progress, so that the limit of attempts begins again.
 const PROGRESS: u64 = 1 << 20;
-/// The least number of bytes that must arrive within each timeout.
+/// The minimum number of bytes that must arrive within each timeout.
 const LEAST: u64 = 64 << 10;
 
 /// A file to download.
@@ -34,7 +34,8 @@ pub(crate) struct Target {
     pub(crate) timeout: Duration,
 }
 
-/// Downloads a file. The caller must hold its lock.
+/// Downloads a file to its blob. Resumes a partial download if there is one. The caller must hold the lock of the
+/// file.
 pub(crate) fn download(client: &Client, target: &Target) -> Result<()> {
     let mut partial = Partial::open(target)?;
     // What an earlier process has left may be damaged. Then all of it is downloaded again, once.
@@ -82,12 +83,11 @@ struct Partial<'a> {
     target: &'a Target,
     file: File,
     size: u64,
-    /// The hash of the bytes so far.
     hasher: Hasher,
 }
 
 impl<'a> Partial<'a> {
-    /// Opens the partial file, and computes the hash of the bytes that are there.
+    /// Opens or creates the partial file, and computes the hash of the bytes that it already has.
     fn open(target: &'a Target) -> Result<Self> {
         let path = &target.partial;
         // Others who share the cache may read it: its mode is the default one.
@@ -124,7 +124,7 @@ impl<'a> Partial<'a> {
         Ok(partial)
     }
 
-    /// Removes all bytes that have been received.
+    /// Discards all bytes that have been received.
     fn restart(&mut self) -> Result<()> {
         let path = &self.target.partial;
         self.file.set_len(0).map_err(Error::io("writing", path))?;
@@ -133,7 +133,7 @@ impl<'a> Partial<'a> {
         Ok(())
     }
 
-    /// Receives the rest of the file, or as much as arrives.
+    /// Receives the rest of the file, or as much as arrives before an error.
     fn receive(&mut self, client: &Client) -> Result<()> {
         let response = match client.get(&self.target.url, self.size) {
             // The server has fewer bytes than this.

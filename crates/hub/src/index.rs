@@ -14,7 +14,7 @@ const MAX_FILES: usize = 10_000;
 
 #[derive(Deserialize)]
 struct Index {
-    /// The file of each tensor.
+    /// The name of the file that contains each tensor, by the tensor's name.
     weight_map: BTreeMap<String, String>,
 }
 

@@ -125,7 +125,8 @@ impl Repository {
         files.iter().map(|file| self.file(&format!("{folder}{file}"))).collect()
     }
 
-    /// Requests a file, of the commit `exact` if there is one. `cached` is what the cache has of the branch.
+    /// Requests a file, at the commit `exact` if there is one. `cached` is the commit and the path of the file in the
+    /// cache, which is used if the hub fails temporarily.
     fn request(
         &self,
         name: &str,
@@ -179,7 +180,7 @@ impl Repository {
         self.of(metadata.commit, path, name)
     }
 
-    /// Requests the metadata of a file. If the cache can be used instead, there is only one attempt.
+    /// Requests the metadata of a file. Makes a single attempt if the cache can be used instead.
     fn metadata(&self, url: &Uri, is_cached: bool) -> Result<Metadata> {
         let mut attempts = Attempts::new(if is_cached { 1 } else { ATTEMPTS }, self.hub.timeout);
         loop {
@@ -190,8 +191,8 @@ impl Repository {
         }
     }
 
-    /// Returns the path of a file if its commit is that of all files. Otherwise another thread was the first to
-    /// determine the commit, and the file of that commit is requested.
+    /// Returns `path` if `commit` is the commit of this value, which the first call determines. If another thread has
+    /// determined a different commit, requests the file of that commit.
     fn of(&self, commit: String, path: PathBuf, name: &str) -> Result<PathBuf> {
         if *self.commit.get_or_init(|| commit.clone()) == commit { Ok(path) } else { self.file(name) }
     }

@@ -15,7 +15,7 @@ const MAX_SIZE: u64 = 1 << 40;
 /// The maximum number of bytes that are read from a file with a token.
 const MAX_TOKEN: u64 = 4096;
 
-/// The Hugging Face hub, or a mirror of it: where files come from, and where they are kept.
+/// The settings of the Hugging Face hub, or of a mirror: its URL, the token, the cache, and limits.
 #[derive(Clone, Debug)]
 pub struct Hub {
     pub(crate) cache: PathBuf,
@@ -148,7 +148,7 @@ impl Hub {
         self
     }
 
-    /// Returns the token if other machines cannot read it on its way to the hub.
+    /// Returns the token if it can be sent without other machines reading it.
     pub(crate) fn token_to_send(&self) -> Option<&Token> {
         self.token.as_ref().filter(|_| self.origin.is_private())
     }
@@ -180,7 +180,7 @@ fn checked(what: &'static str, url: &str) -> Result<(String, Origin)> {
     }
 }
 
-/// A token, which is not displayed.
+/// A token for the hub. `Debug` does not print it.
 #[derive(Clone)]
 pub(crate) struct Token(String);
 
@@ -194,7 +194,8 @@ impl Token {
         Err(Error::Invalid { what, value: String::new(), reason })
     }
 
-    /// Reads the file of Python's `hf auth login`; `None` if it doesn't exist or is empty.
+    /// Reads the token that Python's `hf auth login` has stored at `path`; `None` if the file doesn't exist or is
+    /// empty.
     fn read(path: &Path) -> Result<Option<Self>> {
         let mut text = String::new();
         match distribute_files::open(path).and_then(|file| file.take(MAX_TOKEN).read_to_string(&mut text)) {

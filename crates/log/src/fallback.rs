@@ -10,9 +10,9 @@ use tracing::subscriber::{NoSubscriber, with_default};
 use tracing::{Event, Level, Metadata, Subscriber, dispatcher};
 
 /// Runs `body` and sends its warnings and errors to the program's `tracing` subscriber. If there is none, they are
-/// written to standard error, as lines that begin with `distribute:`. A program therefore reports by default that it is
-/// slow, for example, or that its replicas wait for a replica that hangs. No subscriber is installed, so the program
-/// can still set its own.
+/// written to standard error, as lines that begin with `distribute:`. Users therefore see warnings, for example that
+/// replicas wait for one that hangs, even if a program doesn't set up logging. No subscriber is installed, so the
+/// program can still set its own.
 pub fn warn_or_stderr<R>(body: impl FnOnce() -> R) -> R {
     at_level(Level::WARN, body)
 }

@@ -38,8 +38,8 @@ impl<K: Clone + PartialEq> Repeats<K> {
         Self { every, kinds: Vec::new() }
     }
 
-    /// Records an event. Returns `true` if it should be logged, otherwise only counts it. There should be only a few
-    /// kinds.
+    /// Records an event. Returns `true` if the event is the first of its kind and should be logged; otherwise only
+    /// counts it. All kinds are kept in one list that is searched linearly, so there should be only a few.
     pub fn record(&mut self, kind: K, now: Duration) -> bool {
         match self.kinds.iter_mut().find(|known| known.kind == kind) {
             Some(known) => {
@@ -54,9 +54,9 @@ impl<K: Clone + PartialEq> Repeats<K> {
     }
 
     /// Returns the kinds of events that should be logged now, each with the number of its unlogged events, and treats
-    /// these events as logged. A kind is returned if it has unlogged events, and an interval has passed since its last
-    /// log entry. If there have been no events of a kind in that time, the kind is forgotten, so its next event is
-    /// logged immediately. Call this repeatedly.
+    /// these events as logged. A kind is returned if it has unlogged events, and an interval has passed since its
+    /// last log entry. If there have been no events of a kind in that time, the kind is forgotten, so its next event
+    /// is logged immediately. Call this at regular intervals.
     pub fn due(&mut self, now: Duration) -> Vec<(K, u64)> {
         let every = self.every;
         let is_due = |known: &Kind<K>| now.saturating_sub(known.logged_at) >= every;

@@ -3,7 +3,8 @@
 use crate::kernel::{self, Sum, Summand};
 use std::ops::{Div, Mul};
 
-/// A method of computing element-wise sums over leaves. See [`Leaf::reduce_with`](crate::Leaf::reduce_with).
+/// A way to compute element-wise sums, for example on several threads. See
+/// [`Leaf::reduce_with`](crate::Leaf::reduce_with).
 pub trait Folder {
     /// Returns the element-wise sum of `inputs`, which must have the same length. `last` is applied to each sum before
     /// it is rounded. However the work is partitioned, the result must be bit-identical to that of

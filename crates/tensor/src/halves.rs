@@ -11,7 +11,7 @@ use std::str::FromStr;
 /// The relative error of one rounding is at most the unit roundoff `u`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Wire {
-    /// The type of the numbers themselves.
+    /// The type of the numbers themselves. Nothing is rounded.
     #[default]
     Full,
     /// `f16`: `u` is 2⁻¹¹. Numbers below 2⁻¹⁴ have an absolute error of at most 2⁻²⁵, and numbers from 65,520 on become

@@ -330,7 +330,7 @@ impl Leaf {
     }
 
     /// Converts a host tensor to a candle tensor on the device of `like` if `like` is a candle tensor. Returns any
-    /// other leaf unchanged. This is for leaves that were received from another process, which are in host memory.
+    /// other leaf unchanged. Use this for leaves that were received from another process.
     ///
     /// # Errors
     /// - [`Error::UnsupportedDType`]: candle does not support the dtype.

@@ -23,8 +23,8 @@ pub struct Draws {
 }
 
 impl Draws {
-    /// Creates a sequence from a seed and a stream. The stream is usually the hash of a name; its bits need not be well
-    /// mixed.
+    /// Creates a sequence from a seed and a stream. The stream is usually the hash of a name; it need not be well
+    /// distributed.
     pub fn new(seed: u64, stream: u64) -> Self {
         Self { key: mix(mix(seed) ^ stream) }
     }

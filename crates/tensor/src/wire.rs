@@ -9,7 +9,8 @@ use crate::codec;
 use crate::dtype::Buffer;
 use crate::{DType, Error, HostTensor, IndexedSlices, Leaf, Result};
 
-/// The kinds of leaves in the encoding: dense, and indexed slices without and with a dense shape.
+/// The kind of a dense leaf in the encoding. The next two are the kinds of indexed slices without and with a dense
+/// shape.
 const DENSE: u8 = 0;
 const SLICES: u8 = 1;
 const SLICES_OF: u8 = 2;

@@ -51,13 +51,13 @@ pub(crate) struct Piece {
     pub(crate) crc: u32,
 }
 
-/// An entry of the index, and its offset there.
+/// An entry of the index, and its offset in the index.
 struct Found {
     entry: proto::Entry,
     at: u64,
 }
 
-/// The files with the elements.
+/// The data files of a bundle, which contain the elements, and their sizes.
 struct Shards {
     paths: Vec<Arc<Path>>,
     lens: Vec<u64>,
@@ -105,7 +105,7 @@ impl Bundle {
 }
 
 impl Shards {
-    /// Checks the header, and finds all files.
+    /// Checks the header, and finds all data files.
     fn new(header: &proto::Header, prefix: &Path, index: &Path, at: u64) -> Result<Self> {
         let version = header.version.clone().unwrap_or_default();
         if header.endianness != 0 || version.min_consumer > VERSION {
@@ -129,7 +129,8 @@ impl Shards {
         Ok(shards)
     }
 
-    /// Returns the piece that an entry describes, without its region.
+    /// Returns the location of the elements of `region`, as the entry describes it. Checks that the file has these
+    /// bytes.
     fn piece(&self, found: &Found, region: Region, index: &Path) -> Result<Piece> {
         let Found { entry, at } = found;
         let wrong = |reason: String| damaged(index, *at, reason);
@@ -254,7 +255,7 @@ fn dtype(code: i32) -> Result<DType, i32> {
     })
 }
 
-/// Returns the name of a dtype that is not supported, for messages.
+/// Returns TensorFlow's name for the number of a dtype that is not supported, for error messages.
 pub(crate) fn unsupported(code: i32) -> String {
     let name = match code {
         11 => "qint8",

@@ -148,7 +148,7 @@ impl TfCheckpoint {
         })
     }
 
-    /// Returns the key of a tensor, the tensor, and its dtype. `operation` is the caller in errors.
+    /// Returns the key of a tensor, the tensor, and its dtype. `operation` is the name of the caller, for errors.
     pub(crate) fn find(&self, operation: &'static str, name: &str) -> Result<(&str, &Tensor, DType)> {
         let Inner { bundle, graph } = &*self.0;
         let plain = graph::key_of(name);

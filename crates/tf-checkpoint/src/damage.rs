@@ -25,7 +25,7 @@ pub(crate) fn open(path: &Path) -> Result<File> {
     distribute_files::open(path).map_err(io_error("opening", path))
 }
 
-/// Returns the form in which a CRC-32C is stored.
+/// Returns the masked form of a CRC-32C, in which LevelDB and TensorFlow store checksums.
 pub(crate) fn masked(crc: u32) -> u32 {
     crc.rotate_right(15).wrapping_add(0xa282_ead8)
 }

@@ -9,7 +9,7 @@ pub(crate) const KEY: &str = "_CHECKPOINTABLE_OBJECT_GRAPH";
 /// The name that a variable gives its only tensor.
 const VALUE: &str = "VARIABLE_VALUE";
 
-/// Returns the key of the variable at `path`, provided that this is the path that the key contains.
+/// Returns the key of the variable at `path`, if `path` is the one that its key contains.
 pub(crate) fn key_of(path: &str) -> String {
     format!("{path}/.ATTRIBUTES/{VALUE}")
 }
@@ -17,11 +17,11 @@ pub(crate) fn key_of(path: &str) -> String {
 /// The maximum size of the tensor with the object graph in bytes. A graph has about a hundred bytes for each object.
 pub(crate) const MAX_SIZE: usize = 256 << 20;
 
-/// The maximum ratio of the total size of all paths to the size of the graph. In a forged graph, it could be far
-/// larger.
+/// The maximum ratio of the total size of all paths to the size of the graph. It limits the memory that a forged
+/// graph can take.
 const MAX_RATIO: usize = 64;
 
-/// A tensor of an object.
+/// A tensor of an object, with the path to the object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ObjectPath {
@@ -43,7 +43,8 @@ pub(crate) struct Graph {
 }
 
 impl Graph {
-    /// Creates the graph of a message of `size` bytes. Tensors for which `has` is `false` were not saved.
+    /// Creates the graph from a message of `size` bytes. `has` returns whether the checkpoint contains a tensor;
+    /// other tensors are left out.
     ///
     /// # Errors
     /// Returns the reason as text if the graph refers to an object that does not exist, or if its paths are too long.
@@ -149,7 +150,7 @@ fn value(node: &Object) -> Option<&str> {
     }
 }
 
-/// Returns the path to the object that a key contains.
+/// Returns the object's path, which is the first part of a key.
 fn object_of(key: &str) -> &str {
     key.split_once("/.ATTRIBUTES/").map_or(key, |(path, _)| path)
 }

@@ -56,7 +56,8 @@ struct Variable {
 /// An optimizer of this project, whose slots are read.
 #[derive(Clone, Debug)]
 struct Optimizer {
-    /// The optimizer in TensorFlow's checkpoint; `None` if there is only one.
+    /// The optimizer's path in TensorFlow's checkpoint, or its first slot's name in TensorFlow 1; `None` if there is
+    /// only one.
     from: Option<String>,
     component: String,
     rule: String,
@@ -255,7 +256,7 @@ impl TfCheckpoint {
     }
 }
 
-/// Returns the transposed matrix.
+/// Returns the transposed matrix, or an error if the tensor is not a matrix. `name` is its name in errors.
 fn transposed(tensor: &HostTensor, name: &str) -> Result<HostTensor> {
     fn turned<T: Clone>(elements: &[T], rows: usize, columns: usize) -> Vec<T> {
         let columns_first = (0..columns).flat_map(|column| (0..rows).map(move |row| row * columns + column));

@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// The maximum number of bytes that are read at once to compare a checksum.
 const BLOCK: usize = 1 << 20;
 
-/// The file that was read last. It stays open, so that a file is not opened for each range that is read.
+/// The file that was read last. It stays open for the next read.
 #[derive(Default)]
 pub(crate) struct LastFile(Option<(Arc<Path>, File)>);
 
@@ -123,7 +123,7 @@ fn intersection(region: &Region, rows: &Range<usize>) -> (Region, Range<usize>) 
     (part, both.start - there.start..both.end - there.start)
 }
 
-/// Compares the checksum of a piece without keeping its elements.
+/// Verifies the checksum of a piece without keeping its elements.
 pub(crate) fn verify(piece: &Piece, dtype: DType, file: &mut LastFile) -> Result<()> {
     if dtype == DType::String {
         return strings(file, piece).map(drop);
@@ -152,7 +152,8 @@ fn require_valid(piece: &Piece, dtype: DType, start: usize, bytes: &[u8]) -> Res
     }
 }
 
-/// Reads bytes of a piece. The range must be within the piece, which is within the file.
+/// Reads `len` bytes of a piece, beginning at `start`. The range must be within the piece, and the piece within the
+/// file.
 fn read_at(file: &mut LastFile, piece: &Piece, start: usize, len: usize) -> Result<Vec<u8>> {
     let file = file.at(&piece.file)?;
     file.seek(SeekFrom::Start(piece.offset + start as u64)).map_err(io_error("reading", &piece.file))?;

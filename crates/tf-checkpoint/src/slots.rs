@@ -2,7 +2,7 @@
 
 use crate::{ObjectPath, TfCheckpoint};
 
-/// An update rule, by its name in `distribute`.
+/// The slots of an update rule, with their names in this project, Keras and TensorFlow 1.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rule {
     slots: &'static [Slot],

@@ -11,7 +11,7 @@ use std::path::Path;
 /// The last 8 bytes of a table.
 const MAGIC: u64 = 0xdb47_7524_8b80_fb57;
 
-/// The size of the footer in bytes. It contains two handles, zeros, and the magic number.
+/// The size of the footer in bytes: the locations of two blocks, zeros, and the magic number.
 const FOOTER: usize = 48;
 
 /// The number of bytes that follow the contents of a block: the kind of compression and the checksum.

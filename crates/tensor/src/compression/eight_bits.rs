@@ -12,10 +12,11 @@ pub const BLOCK: usize = 256;
 /// The number of bytes of a scale.
 const SCALE: usize = size_of::<f32>();
 
-/// The largest magnitude of a byte.
+/// The largest magnitude of an encoded byte.
 const LEVELS: f32 = 127.;
 
-/// The smallest magnitude of a block's largest number that is not sent as 0. The inverse of the scale is then finite.
+/// The threshold below which a block is sent as zeros: 2⁻¹⁰⁰. From this magnitude on, the inverse of the scale is
+/// finite.
 const SMALLEST: f32 = f32::from_bits((127 - 100) << 23);
 
 /// Returns the number of bytes of the packet of `len` numbers.
@@ -59,7 +60,7 @@ pub fn encode(numbers: &mut [f32], packet: &mut [u8]) {
 
 /// Rounds a number of magnitude below 2²² to the nearest integer, ties to even, without a branch.
 fn round(x: f32) -> f32 {
-    /// Numbers of this magnitude have no fraction.
+    /// A magnitude at which `f32` has no fraction. Adding and subtracting this number rounds to an integer.
     const SHIFT: f32 = 12_582_912.;
     (x + SHIFT) - SHIFT
 }

@@ -21,7 +21,8 @@ pub struct Shape {
     pub rank: usize,
 }
 
-/// A column of a factor whose norm is below this share of its norm before it was orthogonalized is linearly dependent.
+/// The threshold of linear dependence. A column depends on those before it if orthogonalization leaves less than this
+/// share of its norm.
 const DEPENDENT: f64 = 1e-6;
 
 /// The number of sums that [`dot`] computes at the same time.
@@ -90,7 +91,7 @@ impl Shape {
         }
     }
 
-    /// Writes the rows of `P·Qᵀ` from `first` on to `into`, which must consist of complete rows.
+    /// Writes rows of `P·Qᵀ` to `into`, beginning with row `first`. `into` must consist of complete rows.
     pub fn product(self, p: &[f32], q: &[f32], first: usize, into: &mut [f32]) {
         into.fill(0.);
         for (row, into) in into.chunks_exact_mut(self.columns).enumerate() {

@@ -55,7 +55,7 @@ use std::str::FromStr;
 /// replacement are zero, and the weights stay equal on all workers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Compression {
-    /// The numbers themselves.
+    /// No compression: `f32` numbers are sent as they are.
     #[default]
     None,
     /// Numbers of 16 bits: [`Wire::F16`].
@@ -82,7 +82,7 @@ pub const MIN_ELEMENTS: usize = 1024;
 /// decoded separately.
 pub const CHUNK: usize = 4096;
 
-/// A form of one variable's gradient that needs error feedback.
+/// A codec of one variable's gradient that needs error feedback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Codec {
     /// [`Compression::EightBits`].

@@ -80,7 +80,7 @@ fn encode_chunk(numbers: &mut [f32], packet: &mut [u8], keys: &mut Vec<u64>) {
     }
 }
 
-/// Returns the smaller and the larger magnitude in which numbers are sent; NaN if one of them is not finite.
+/// Returns the smaller and the larger magnitude in which numbers are sent, or NaN if any number is not finite.
 fn magnitudes(all: impl Iterator<Item = f32> + Clone) -> [f32; 2] {
     let mean = |(sum, count): (f64, u32)| if count == 0 { 0. } else { sum / f64::from(count) };
     let sum = |(sum, count): (f64, u32), x: f32| (sum + f64::from(x), count + 1);
@@ -93,7 +93,7 @@ fn magnitudes(all: impl Iterator<Item = f32> + Clone) -> [f32; 2] {
     [low as f32, high.max(low) as f32]
 }
 
-/// Returns the number of a code, whose lower bit selects the magnitude and whose other bit is the sign.
+/// Decodes a code of 2 bits: the lower bit selects the magnitude, and the other bit is the sign.
 fn value(code: u8, magnitudes: [f32; 2]) -> f32 {
     let magnitude = magnitudes[usize::from(code & 1)];
     if code & 2 == 0 { magnitude } else { -magnitude }

@@ -25,8 +25,8 @@ pub fn fold<T: Summand>(inputs: &[&[T]], out: &mut [T]) {
     fold_then(inputs, out, keep);
 }
 
-/// Acts like [`fold`], and applies `last` to each sum before it is rounded. This allows the division of a MEAN in the
-/// same pass.
+/// Acts like [`fold`], and applies `last` to each sum before it is rounded. A MEAN, for example, divides in `last`,
+/// without another pass.
 ///
 /// # Panics
 /// Panics if the length of an input differs from that of `out`.
