@@ -75,7 +75,7 @@ impl Worker {
         self.mesh.memory(length).ok_or_else(|| "these processes share no memory".into())
     }
 
-    /// Writes this worker's body, sends it, and returns the sum of the words of the other worker's body.
+    /// Fills a body with `round`, sends it, and returns the sum of the words of the other worker's body.
     fn exchange(&self, length: usize, round: u8, by_reference: bool, own: &mut [u8]) -> Result<u64> {
         own.fill(round);
         if by_reference {

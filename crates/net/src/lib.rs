@@ -4,13 +4,13 @@
 //! | module | contents |
 //! |---|---|
 //! | [`transport`] | [`Transport`], which sends messages, and [`Receiver`], to which they are delivered |
-//! | `message` | [`Message`]: a head and data |
+//! | `message` | [`Message`]: a head and a body |
 //! | [`memory`] | the transport whose workers are threads of this process |
 //! | [`mesh`] | [`Mesh`]: the transport over sockets, in plain text or TLS |
 //! | `settings` | [`Settings`]: the options of connections |
 //! | [`rendezvous`] | [`Rendezvous`]: connects the workers of a world and makes them a mesh |
 //! | [`endpoint`] | [`Acceptor`], [`Connector`], [`Endpoint`]: connections for calls between tasks |
-//! | [`handshake`] | the first words on a connection, which show whether both sides belong to the same job |
+//! | [`handshake`] | the first messages on a connection, which show whether both sides belong to the same job |
 //! | [`identity`] | [`Credentials`]: a secret or certificates, the name of the job, and the protection of links |
 //! | [`wire`] | messages as bytes of a stream |
 //! | `link`, `stream` | one connection: plain, TLS or through shared memory, never blocking |
@@ -105,13 +105,13 @@ pub use settings::Settings;
 pub use shm::{Region, SharedMemory};
 pub use transport::{NativeSum, Number, PartialMessage, PollOutcome, Receiver, Transport};
 
-/// The reason that other workers receive for the disconnect of a worker that has closed its transport.
+/// The reason that other workers report for the disconnect of a worker that has closed its transport.
 pub const ENDED: &str = "it has ended";
 
-/// The reason that other workers receive for the disconnect of a worker that has [left](Mesh::leave) for a new
+/// The reason that other workers report for the disconnect of a worker that has [left](Mesh::leave) for a new
 /// rendezvous.
 pub const LEFT: &str = "it has left to re-form the group";
 
-/// The beginning of the reason for the disconnect of a peer that has sent something other than frames.
+/// The beginning of the disconnect reason of a peer that has sent bytes that are not valid frames.
 #[doc(hidden)]
 pub const UNDECODABLE: &str = "its data cannot be decoded";

@@ -16,30 +16,30 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// The number of bytes that a link writes or reads in one turn, before it is the turn of the other direction and of
-/// other links.
+/// The number of bytes that a link writes or reads in one turn. After that it is the turn of the other
+/// direction and of other links.
 const TURN_BYTES: usize = 512 << 10;
 
-/// The maximum number of bytes that `send` writes directly. This is about the size of a socket's buffers, so that
-/// `send` does not keep writing while the receiver reads.
+/// The maximum number of bytes that `send` writes directly; the polling thread writes the rest. It is about
+/// the size of a socket's buffers, so that `send` does not keep writing while the receiver reads.
 const MAX_DIRECT_SEND: usize = 4 << 20;
 
-/// An event of a link, for the receiver.
+/// An event of a link, to be delivered to the [`Receiver`](crate::Receiver).
 #[derive(Debug)]
 pub(crate) enum Event {
     Message(usize, Message),
     Lost(usize, String),
 }
 
-/// The connection to one other worker. Any thread may send. Only the thread that polls reads, so it can deliver in
-/// order without a lock.
+/// The connection to one other worker. Any thread may send. Only the polling thread reads, so it delivers
+/// messages in order without a lock.
 #[derive(Debug)]
 pub(crate) struct Link {
     peer: usize,
     socket: Arc<TcpStream>,
-    /// The memory that is shared with the worker, if there is any. Everything is then sent through it.
+    /// The memory that both workers share. If there is any, all bytes are sent through it.
     pair: Option<Arc<Pair>>,
-    /// The bodies in this worker's memory that the other worker reads.
+    /// The bodies in this worker's memory that the other worker may still read.
     loans: Option<Loans>,
     leaves_machine: bool,
     state: Mutex<State>,
@@ -55,11 +55,11 @@ struct State {
     stream: Stream,
     decoder: Decoder,
     queue: Queue,
-    /// The bodies in the other worker's memory that this worker reads.
+    /// A reader of the bodies in the other worker's memory.
     imports: Option<Imports>,
-    /// Whether anything was received since the last query.
+    /// Whether anything was received since the last call of [`Link::take_received`].
     has_received: bool,
-    /// Whether bytes have moved in either direction since the last query.
+    /// Whether bytes have moved in either direction since the last call of [`Link::has_moved`].
     moved: bool,
     /// The reason why the link has failed. It is reported after everything received has been read.
     broken: Option<String>,
@@ -102,13 +102,13 @@ impl Link {
         self.peer
     }
 
-    /// Returns the same link, for a worker with a different rank.
+    /// Returns this link with another rank for the other worker.
     pub fn renumbered(mut self, peer: usize) -> Self {
         self.peer = peer;
         self
     }
 
-    /// Returns whether the disconnect of the worker was reported.
+    /// Returns whether the worker's disconnect was reported to the receiver. The link is unused from then on.
     pub fn loss_is_reported(&self) -> bool {
         self.loss_reported.load(Ordering::Acquire)
     }
@@ -131,7 +131,7 @@ impl Link {
         self.pair.as_ref()
     }
 
-    /// Returns whether the link needs a turn, regardless of its socket.
+    /// Returns whether the link needs a turn even if its socket is not ready.
     pub fn has_work(&self) -> bool {
         !self.loss_is_reported()
             && (self.failing.load(Ordering::Acquire)
@@ -153,11 +153,11 @@ impl Link {
         self.loans.iter().for_each(Loans::reclaim);
     }
 
-    /// Sends a frame, and queues the bytes that the socket does not accept. A frame is discarded if the link has failed
-    /// or is closing.
+    /// Sends a frame, and queues the bytes that the socket does not accept. If the link has failed or is
+    /// closing, the frame is discarded.
     ///
-    /// Returns `true` if the polling thread must be woken, because the queue was empty before and now contains bytes,
-    /// or because the link has failed in this call: a write has failed, or the frame's head is too long.
+    /// Returns `true` if the polling thread must be woken: the queue was empty and now contains bytes, or the
+    /// link has failed in this call, because of a write error or a frame's head that is too long.
     pub fn send(&self, frame: Frame) -> bool {
         let mut state = self.state.lock();
         if self.loss_is_reported() || state.closing || state.broken.is_some() {
@@ -183,7 +183,7 @@ impl Link {
         !waits && (self.backlog.load(Ordering::Relaxed) || state.broken.is_some())
     }
 
-    /// Sends a heartbeat, unless other data is being sent. Also frees memory that is not used. Returns `true` if the
+    /// Sends a heartbeat, unless other data is being sent, and frees unused memory. Returns `true` if the
     /// polling thread must be woken: see [`send`](Self::send).
     pub fn send_heartbeat(&self) -> bool {
         let mut state = self.state.lock();
@@ -205,7 +205,7 @@ impl Link {
         std::mem::take(&mut self.state.lock().has_received) || waits || self.has_work()
     }
 
-    /// Returns whether bytes have moved in either direction since the last query.
+    /// Returns whether bytes have moved in either direction since the last call.
     pub fn has_moved(&self) -> bool {
         std::mem::take(&mut self.state.lock().moved)
     }
@@ -226,8 +226,9 @@ impl Link {
         self.failing.store(true, Ordering::Release);
     }
 
-    /// Writes and reads without blocking, at most one turn in each direction. Appends the received messages to `events`
-    /// and, if the link has ended, the loss of the worker as the last event. Returns `true` if there may be more to
+    /// Writes and reads without blocking, at most one turn in each direction. Appends the received messages
+    /// to `events`. If the link has ended, the last event is the loss of the worker. Returns `true` if there
+    /// may be more to
     /// read or write. This includes a partial message, because the rest usually follows immediately.
     ///
     /// Only the thread that polls may call this.
@@ -275,8 +276,8 @@ impl Link {
         more
     }
 
-    /// Extracts the frames from the received bytes, of which `read` are new, and appends the messages to `events`.
-    /// Returns the reason if no more frames will follow, and otherwise `None`.
+    /// Decodes the received bytes, of which `read` are new, and appends the messages to `events`. Returns the
+    /// reason if no more frames will follow, and otherwise `None`.
     fn take(&self, state: &mut State, read: usize, events: &mut Vec<Event>) -> Option<String> {
         state.decoder.advance(read);
         loop {
@@ -305,7 +306,7 @@ impl Link {
         }
     }
 
-    /// Closes the connection, and discards unsent data.
+    /// Closes the connection and discards unsent data.
     pub fn end(&self) {
         self.state.lock().stream.end();
     }
@@ -322,8 +323,8 @@ impl Link {
 }
 
 impl State {
-    /// Writes about `most` bytes; the last write may exceed this number. Returns `true` if something was written and
-    /// more is queued. An error is recorded in `broken`.
+    /// Writes about `most` bytes; the last write may exceed this number. Returns `true` if something was
+    /// written and more is queued. An error is stored in `broken`.
     fn write(&mut self, most: usize) -> bool {
         let mut written = 0;
         let result = loop {
@@ -362,7 +363,7 @@ impl State {
     }
 }
 
-/// Returns a short description of a connection's error.
+/// Describes a connection's error in a few words.
 pub(crate) fn describe_error(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => "connection reset".to_owned(),

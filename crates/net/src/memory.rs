@@ -1,4 +1,4 @@
-//! The transport whose workers are threads of this process. It is used in tests, examples and experiments.
+//! A transport between threads of this process, for tests, examples and experiments.
 
 use crate::{Message, PollOutcome, Receiver, Transport};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ pub struct Memory {
     ended: Arc<Vec<AtomicBool>>,
 }
 
-/// Creates the transports of the workers that have the given receivers, sorted by worker.
+/// Creates connected transports, one for each receiver. Worker i receives at `receivers[i]`.
 ///
 /// When a transport is closed or dropped, its worker is reported as disconnected to the others.
 pub fn transports(receivers: Vec<Arc<dyn Receiver>>) -> Vec<Memory> {

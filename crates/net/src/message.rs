@@ -2,19 +2,18 @@
 
 use bytes::Bytes;
 
-/// A message from one worker to another: a small head, and a body that is sent to the network without being copied.
+/// A message from one worker to another: a small head, and a body that is sent without being copied.
 ///
 /// The contents are opaque to this crate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Message {
-    /// The description of the message, which is copied.
+    /// A description of the body, which is copied when it is sent.
     pub head: Bytes,
-    /// The data of the message.
     pub body: Bytes,
 }
 
 impl Message {
-    /// Creates a message from its two parts.
+    /// Creates a message from its head and body.
     pub fn new(head: impl Into<Bytes>, body: impl Into<Bytes>) -> Self {
         Self { head: head.into(), body: body.into() }
     }

@@ -1,4 +1,4 @@
-//! The bytes of docs/reference/protocol.md that this crate writes.
+//! A test that docs/reference/protocol.md shows the bytes that this crate writes.
 
 use crate::handshake::{Caller, Hello, Host, Purpose, Words, caller, host};
 use crate::identity::Secret;

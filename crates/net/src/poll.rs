@@ -1,4 +1,4 @@
-//! Waits until a socket can be read or written, and wakes a thread that waits in this way.
+//! Waiting until a socket can be read or written, and waking a thread that waits.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{self, Read, Write};
@@ -6,10 +6,10 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-/// The maximum wait. It is limited so that the conversion to the system's type never fails.
+/// The longest wait that is passed to the system, in whose type longer waits might not fit.
 const LONGEST: Duration = Duration::from_secs(3600);
 
-/// Returns the events of a socket for which to wait: that it can be read and, if `write` is `true`, that it can be
+/// Returns an entry for [`wait`], which waits until the socket can be read or, if `write` is `true`, read or
 /// written.
 pub(crate) fn interest<F: AsFd>(socket: &F, write: bool) -> PollFd<'_> {
     let flags = if write { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
@@ -35,7 +35,7 @@ pub(crate) fn is_ready(socket: &PollFd<'_>) -> bool {
     !socket.revents().is_empty()
 }
 
-/// A socket that wakes a thread that waits for several sockets.
+/// A socket by which one thread wakes another that waits for several sockets.
 #[derive(Debug)]
 pub(crate) struct Waker {
     here: UnixStream,
@@ -56,12 +56,12 @@ impl Waker {
         let _ = (&self.there).write(&[1]);
     }
 
-    /// Returns the event for which to wait.
+    /// Returns the entry for [`wait`] that is ready after a wake-up.
     pub fn interest(&self) -> PollFd<'_> {
         interest(&self.here, false)
     }
 
-    /// Discards past wake-ups.
+    /// Discards past wake-ups, so that the next wait does not return for them.
     pub fn drain(&self) {
         let mut bytes = [0; 64];
         while matches!((&self.here).read(&mut bytes), Ok(64)) {}

@@ -7,7 +7,7 @@ use rustix::event::PollFd;
 use std::io;
 use std::time::Duration;
 
-/// The result of a wait.
+/// The links and sockets that became ready during a wait.
 #[derive(Debug)]
 pub(crate) struct Ready {
     /// Whether each link needs a turn.
@@ -16,7 +16,7 @@ pub(crate) struct Ready {
     pub others: Vec<bool>,
 }
 
-/// A guard that marks a thread as sleeping, so that the other side of the link wakes it.
+/// A guard that marks this thread as sleeping, so that the other side of the link wakes the thread.
 struct Asleep<'a>(&'a Pair);
 
 impl<'a> Asleep<'a> {

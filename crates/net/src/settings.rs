@@ -4,23 +4,23 @@ use crate::wire::Limits;
 use distribute_cluster::deadline::DEFAULT_TIMEOUT;
 use std::time::Duration;
 
-/// The options of a mesh's connections.
+/// The options of connections between workers and of calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// The interval between heartbeats.
     pub heartbeat: Duration,
     /// The time without a message after which a worker is disconnected.
     pub silence: Duration,
-    /// The time after which a closed transport stops waiting for the others to receive everything if no bytes are
-    /// transferred in either direction.
+    /// The time without any transfer of bytes after which a closed transport stops waiting for the others to
+    /// receive everything.
     pub shutdown_idle_timeout: Duration,
     /// The time after which a closed transport stops waiting even if bytes are still transferred.
     /// [`Transport::extend_shutdown_wait`](crate::Transport::extend_shutdown_wait) extends it.
     pub max_shutdown_wait: Duration,
     /// The maximum lengths of received messages.
     pub limits: Limits,
-    /// Whether waiting threads yield their core, because there are more of them on this machine than cores. If `None`,
-    /// the mesh determines this.
+    /// Whether waiting threads yield their core, because more of them are on this machine than cores. With
+    /// `None`, the mesh determines this itself.
     pub crowded: Option<bool>,
 }
 

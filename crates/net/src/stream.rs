@@ -1,4 +1,4 @@
-//! A connection that never blocks, in plain text or TLS, optionally with shared memory.
+//! A non-blocking connection, in plain text or TLS, optionally with shared memory.
 
 use crate::identity::tls::{Certificate, Session};
 use crate::shm::pair::Pair;
@@ -6,29 +6,31 @@ use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 
-/// A connection that never blocks: an operation that would block fails with
+/// A non-blocking connection: an operation that would block fails with
 /// [`WouldBlock`](io::ErrorKind::WouldBlock).
 ///
-/// If two workers share memory, all bytes are sent through it. The socket then only carries bytes that wake the other
-/// side, and its end shows that the other side has exited.
+/// If two workers share memory, all bytes are sent through it. The socket then only carries bytes that wake
+/// the other side, and its end shows that the other side has exited.
 #[derive(Debug)]
 pub(crate) struct Stream {
     socket: Arc<TcpStream>,
     tls: Option<Box<Session>>,
     pair: Option<Arc<Pair>>,
-    /// The result at the end of the socket, while shared memory still contains bytes that were written before.
+    /// The end or the error of the socket, while shared memory still contains bytes that were written before
+    /// it.
     ended: Option<io::Result<()>>,
 }
 
 impl Stream {
-    /// Creates a connection in plain text. The socket no longer blocks.
+    /// Creates a connection in plain text, and makes the socket non-blocking.
     pub fn plain(socket: TcpStream) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         socket.set_nodelay(true)?;
         Ok(Self { socket: Arc::new(socket), tls: None, pair: None, ended: None })
     }
 
-    /// Creates a connection in TLS. The socket no longer blocks. The TLS handshake takes place during reads and writes.
+    /// Creates a connection in TLS, and makes the socket non-blocking. The TLS handshake takes place during
+    /// reads and writes.
     pub fn tls(socket: TcpStream, session: Session) -> io::Result<Self> {
         Ok(Self { tls: Some(Box::new(session)), ..Self::plain(socket)? })
     }
@@ -78,8 +80,8 @@ impl Stream {
         Ok(read)
     }
 
-    /// Checks the socket after the ring was found empty, and then checks the ring again, because bytes may have been
-    /// written in between, before the wake-up byte or the end of the stream.
+    /// Checks the socket after the ring was found empty, and then reads the ring again. The other side may
+    /// have written bytes in between, before the wake-up byte or the end of the stream.
     fn look_again(&mut self, pair: &Pair, into: &mut [u8]) -> io::Result<usize> {
         let mut bytes = [0; 64];
         self.ended = loop {
@@ -111,8 +113,8 @@ impl Stream {
         self.pair.is_none() && self.tls.as_ref().is_some_and(|tls| tls.has_unread())
     }
 
-    /// Writes without blocking, and returns the number of written bytes. They may have to be [flushed](Self::flush)
-    /// later.
+    /// Writes without blocking, and returns the number of written bytes. With TLS, some of them may have to
+    /// be [flushed](Self::flush) later.
     ///
     /// # Errors
     /// Returns an I/O error: of the kind [`WouldBlock`](io::ErrorKind::WouldBlock) if nothing can be written now,
@@ -130,7 +132,7 @@ impl Stream {
         Ok(written)
     }
 
-    /// Wakes the other side. Never returns an error.
+    /// Sends a byte that wakes the other side. Never returns an error.
     fn wake(&mut self) -> io::Result<()> {
         match self.transmit(&[IoSlice::new(&[1])]) {
             Ok(_) => Ok(()),
@@ -153,7 +155,7 @@ impl Stream {
         self.pair.is_none() && self.tls.as_ref().is_some_and(|tls| tls.has_unsent())
     }
 
-    /// Returns whether the other side has begun a TLS handshake that this side can continue.
+    /// Returns whether a hello of TLS was received, with a version that this side supports.
     pub fn has_begun(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| tls.has_begun())
     }

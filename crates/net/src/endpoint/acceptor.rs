@@ -1,4 +1,4 @@
-//! The side that accepts calls.
+//! The side of a call that listens.
 
 use super::end::CALLED;
 use super::{Endpoint, JOB, ListenError, hello, too_long};
@@ -17,9 +17,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A listener that accepts tasks of the same job that intend to call this task. Other connections are rejected and
-/// logged at a limited rate, and do not block the accepted ones, as in a [rendezvous](crate::Rendezvous). The caller
-/// decides whether messages are sent through shared memory.
+/// A listener for calls from other tasks of the same job.
+///
+/// Connections that are not such calls are rejected and logged at a limited rate. They do not delay the
+/// accepted ones, as in a [rendezvous](crate::Rendezvous). Each caller decides whether its connection uses
+/// shared memory.
 #[derive(Debug)]
 pub struct Acceptor {
     reception: Reception,
@@ -33,13 +35,13 @@ pub struct Acceptor {
 pub struct AcceptorWaker(Arc<Waker>);
 
 impl AcceptorWaker {
-    /// Ends the current wait, or the next one.
+    /// Makes the current call of [`Acceptor::accept`] return early, or the next call if none is in progress.
     pub fn wake(&self) {
         self.0.wake();
     }
 }
 
-/// A task that has connected and was accepted.
+/// An accepted call, whose connection is not open yet.
 #[derive(Debug)]
 pub struct IncomingConnection {
     caller: Task,
@@ -49,8 +51,8 @@ pub struct IncomingConnection {
 }
 
 impl Acceptor {
-    /// Creates an acceptor that listens for tasks that call `me`. With port 0 the system chooses a port.
-    /// Resolving a host name takes at most `patience`.
+    /// Creates an acceptor that listens at `address` for calls to the task `me`. With port 0 the system
+    /// chooses a port. Resolving a host name takes at most `patience`.
     ///
     /// # Errors
     /// - [`ListenError::Bind`]: the acceptor cannot listen at the address.
@@ -120,9 +122,10 @@ impl Acceptor {
         AcceptorWaker(self.waker.clone())
     }
 
-    /// Waits for callers for at most `patience`, performs their handshakes, and returns the accepted ones. At most
-    /// `room` callers are accepted, and others receive a refusal that asks them to retry. The result may be empty
-    /// before `patience` has passed.
+    /// Waits for callers for at most `patience`, performs their handshakes, and returns the accepted ones.
+    ///
+    /// At most `room` callers are accepted; all others receive a refusal that asks them to retry. The result
+    /// may be empty before `patience` has passed.
     ///
     /// # Errors
     /// Returns an I/O error if the wait fails.
@@ -134,9 +137,9 @@ impl Acceptor {
         })
     }
 
-    /// Equivalent to [`accept`](Self::accept), except that `admit` decides whether another caller can be accepted. It
-    /// is called once for each caller, with the caller's task and IP address. If it fails, the caller receives a
-    /// refusal that asks it to retry.
+    /// Equivalent to [`accept`](Self::accept), except that `admit` decides whether there is room for a
+    /// caller. `admit` is called once for each caller, with the caller's task and IP address. If it fails,
+    /// the caller receives a refusal that asks it to retry.
     ///
     /// # Errors
     /// Returns an I/O error if the wait fails.
@@ -171,12 +174,12 @@ impl Acceptor {
 }
 
 impl IncomingConnection {
-    /// Returns the task that has connected.
+    /// Returns the task that calls.
     pub fn caller(&self) -> &Task {
         &self.caller
     }
 
-    /// Returns the address from which the task has connected.
+    /// Returns the address from which the task calls.
     pub fn from(&self) -> SocketAddr {
         self.from
     }

@@ -1,4 +1,4 @@
-//! The side that calls.
+//! The side of a call that connects.
 
 use super::end::CALLING;
 use super::{ConnectError, Endpoint, JOB, hello, too_long};
@@ -12,7 +12,7 @@ use crate::{Receiver, Settings, SharedMemory};
 use distribute_cluster::{Address, Deadline, Stopwatch, Task};
 use std::sync::Arc;
 
-/// A factory of connections from one task to others.
+/// A factory of connections from one task to other tasks of its job.
 #[derive(Clone, Debug)]
 pub struct Connector {
     from: Task,
@@ -23,7 +23,7 @@ pub struct Connector {
 }
 
 impl Connector {
-    /// Creates a connector that connects `from` to other tasks of its job.
+    /// Creates a connector for calls from the task `from`.
     pub fn new(from: Task, access: Access) -> Self {
         let (settings, shared_memory) = (Settings::default(), SharedMemory::Never);
         Self { from, job: JOB.to_owned(), access, settings, shared_memory }

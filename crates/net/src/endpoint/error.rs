@@ -62,7 +62,7 @@ pub enum ConnectError {
         task: Task,
         /// The address of the task.
         address: String,
-        /// The time spent on attempts.
+        /// The time since the first attempt.
         waited: Duration,
         /// The reason for the latest failed attempt, or a note that the host name is still being looked up; `None` if
         /// there is neither.

@@ -1,4 +1,4 @@
-//! The side that has connected.
+//! The handshake of the side that has connected.
 
 use super::decoder::preamble;
 use super::host::{check, proof};
@@ -39,7 +39,7 @@ impl Caller {
         }
     }
 
-    /// Sets the names that workers have in refusals.
+    /// Sets the names of workers for the texts of refusals.
     pub fn named(mut self, names: Names) -> Self {
         self.names = names;
         self

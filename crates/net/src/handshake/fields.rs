@@ -1,6 +1,6 @@
-//! An encoding of sequences of numbers, bytes and texts, for handshake messages and tables.
+//! An encoding of numbers, bytes and texts for handshake messages and other small messages.
 
-/// An error: received bytes are malformed.
+/// An error that received bytes are malformed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("it is truncated, too long, or not text")]
 pub struct Malformed;
@@ -10,7 +10,7 @@ pub struct Malformed;
 pub struct Writer(pub Vec<u8>);
 
 impl Writer {
-    /// Writes a number.
+    /// Writes a number as 8 little-endian bytes.
     pub fn u64(&mut self, value: u64) {
         self.0.extend_from_slice(&value.to_le_bytes());
     }
@@ -34,7 +34,7 @@ impl Writer {
 pub struct Reader<'a>(pub &'a [u8]);
 
 impl<'a> Reader<'a> {
-    /// Reads `N` bytes.
+    /// Reads `N` bytes, without a length before them.
     ///
     /// # Errors
     /// Returns [`Malformed`] if there are fewer bytes.
@@ -44,7 +44,7 @@ impl<'a> Reader<'a> {
         Ok(*bytes)
     }
 
-    /// Reads a number.
+    /// Reads a number of 8 little-endian bytes.
     ///
     /// # Errors
     /// Returns [`Malformed`] if the number is incomplete.
@@ -60,7 +60,7 @@ impl<'a> Reader<'a> {
         usize::try_from(self.u64()?).map_err(|_| Malformed)
     }
 
-    /// Reads a text of at most `limit` bytes.
+    /// Reads a text of at most `limit` bytes, after its length in 2 bytes.
     ///
     /// # Errors
     /// Returns [`Malformed`] if the text is incomplete, longer, or not UTF-8.

@@ -1,4 +1,4 @@
-//! The side that was connected to.
+//! The handshake of the side that was connected to.
 
 use super::decoder::preamble;
 use super::{Hello, Names, Offer, Purpose, Reason, Refusal, Words};
@@ -45,14 +45,14 @@ impl Host {
         Self { own, key, nonce, names, machine, refused_member, state: State::Start }
     }
 
-    /// Sets the names that workers have in refusals.
+    /// Sets the names of workers for the texts of refusals.
     pub fn named(mut self, names: Names) -> Self {
         self.names = names;
         self
     }
 
-    /// Sets a digest of this machine, which means that shared memory is offered. `None` means that it is not. The
-    /// digest is valid only for this connection.
+    /// Sets a digest of this machine, which offers shared memory to the caller. With `None` shared memory is
+    /// not offered. The digest is valid only for this connection.
     pub fn machine(mut self, machine: Option<[u8; 32]>) -> Self {
         self.machine = machine;
         self
@@ -105,12 +105,12 @@ impl Host {
         }
     }
 
-    /// Checks that both sides have the same name of the job. A call with an empty name may be to any job. If one side
-    /// calls and the other joins a world, the names are not compared: [`compare`](Self::compare) rejects the connection
-    /// because of its purpose.
+    /// Checks that both sides have the same name of the job. A call with an empty name may be to any job. If
+    /// one side calls and the other joins a world, the names are not compared, because
+    /// [`compare`](Self::compare) rejects the connection for its purpose.
     ///
     /// # Errors
-    /// Returns the refusal of another job's process.
+    /// Returns a refusal if the names differ.
     fn compare_jobs(&self, hello: &Hello) -> Result<(), Refusal> {
         let is_any = is_call(hello) && hello.job.is_empty();
         if is_call(hello) != is_call(&self.own) || hello.job == self.own.job || is_any {
@@ -125,10 +125,11 @@ impl Host {
         Err(Refusal::new(Reason::Job, text))
     }
 
-    /// Compares the rest of the hello, after the other side has proved that it knows the secret.
+    /// Checks that the rest of the caller's hello matches this host's, after the caller has proved that it
+    /// knows the secret.
     ///
     /// # Errors
-    /// Returns a refusal if the other side's hello does not match this side's.
+    /// Returns the refusal to send if the hellos do not match.
     fn compare(&self, hello: &Hello) -> Result<(), Refusal> {
         let own = &self.own;
         let (me, other) = (self.names.task(own.rank), self.names.task(hello.rank));

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// The kind of a refusal's reason.
+/// The kind of reason for a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reason {
@@ -10,7 +10,7 @@ pub enum Reason {
     Protocol,
     /// The versions of the protocol differ.
     Version,
-    /// The jobs differ.
+    /// The two sides belong to different jobs.
     Job,
     /// The secrets differ, or only one side has a secret.
     Secret,

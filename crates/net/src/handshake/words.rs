@@ -89,12 +89,12 @@ pub struct Offer {
 /// A message of the handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Words {
-    /// The identity of the side that has connected, whether it has a secret, and its nonce.
+    /// The caller's identity, whether it has a secret, and its nonce.
     Hello(Hello, bool, [u8; 32]),
-    /// The rank and nonce of the side that was connected to, a digest of its machine if it offers shared memory, and
-    /// its proof of the secret, if the job has one.
+    /// The host's rank and nonce, a digest of its machine if it offers shared memory, and its proof of the
+    /// secret, if the job has one.
     Challenge(usize, [u8; 32], Option<[u8; 32]>, Option<[u8; 32]>),
-    /// The proof of the side that has connected, and memory that it offers to share.
+    /// The caller's proof of the secret, if the job has one, and memory that the caller offers to share.
     Proof(Option<[u8; 32]>, Option<Offer>),
     /// The connection is accepted.
     Welcome,
@@ -212,7 +212,7 @@ fn task(fields: &mut Reader<'_>) -> Result<Task, Malformed> {
 }
 
 impl Offer {
-    /// Encodes an offer, or the absence of one.
+    /// Encodes an offer, or its absence as a zero byte.
     pub(super) fn encode(offer: Option<&Self>) -> Vec<u8> {
         let mut fields = Writer::default();
         match offer {

@@ -21,7 +21,7 @@ pub struct Access {
     pub(crate) key: Option<hmac::Key>,
     pub(crate) tls: Option<Tls>,
     plain_text_allowed: bool,
-    /// Whether the only evidence that the other side belongs to the job is the user of its process.
+    /// Whether only the user of a process shows that the process belongs to the job.
     by_user: bool,
 }
 
@@ -98,16 +98,15 @@ impl Access {
         Ok(())
     }
 
-    /// Returns whether the other side of a connection certainly belonged to the job, given that this side has
-    /// [verified](Self::verify_peer) it and then rejected it for the given reason. If only the user of its process is
-    /// known, a different job of the same user is treated as foreign. If not even the user is known, every process is
-    /// treated as foreign.
+    /// Returns whether a peer that passed [`verify_peer`](Self::verify_peer), and was then rejected for the
+    /// given reason, certainly belongs to the job. Knowing only the user of its process is not enough to tell
+    /// apart two jobs of one user. Without even that, every process counts as foreign.
     pub(crate) fn knows_members(&self, refused: Reason) -> bool {
         self.key.is_some() || self.tls.is_some() || (self.by_user && refused != Reason::Job)
     }
 
-    /// Returns whether connections to or from this address have the required protection. Check this after a host name
-    /// was resolved, which may yield a different kind of address than the name suggests.
+    /// Returns whether a connection to or from this address has the required protection. Check this after
+    /// resolving a host name, which may yield a different kind of address than the name suggests.
     pub(crate) fn allows(&self, ip: IpAddr) -> bool {
         self.tls.is_some() || self.plain_text_allowed || ip.to_canonical().is_loopback()
     }

@@ -1,4 +1,4 @@
-//! The user's certificates.
+//! The files with a process's certificates and key.
 
 use super::IdentityError;
 use distribute_log::warn_or_stderr;
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 /// ignored.
 const LONGEST: u64 = 1 << 20;
 
-/// Files with certificates and a key, in PEM format.
+/// Paths of PEM files with the certificates and the key of a process.
 ///
 /// Every worker whose certificate is signed by the CA may join, whatever the name in the certificate is. Use a CA that
 /// is only for this job or cluster.
@@ -24,11 +24,11 @@ const LONGEST: u64 = 1 << 20;
 /// Certificates that are restricted by purpose need both purposes, `serverAuth` and `clientAuth`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Certificates {
-    /// The certificates of trusted CAs.
+    /// A file with the certificates of trusted CAs.
     pub ca: PathBuf,
-    /// The certificate of this process, and the intermediate certificates up to the CA.
+    /// A file with the certificate of this process, followed by any intermediate certificates up to the CA.
     pub certificate: PathBuf,
-    /// The private key of the certificate.
+    /// A file with the private key of the certificate.
     pub key: PathBuf,
 }
 

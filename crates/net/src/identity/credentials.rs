@@ -3,9 +3,10 @@
 use super::{Access, AccessError, Certificates, Identity, Secret, job_name};
 use distribute_cluster::Address;
 
-/// The credentials by which the tasks of a job recognize each other, the name of the job, and whether links between
-/// machines are encrypted. The same value can be used for everything that a task creates: servers, clients and
-/// strategies.
+/// The credentials with which a task connects to other tasks of its job.
+///
+/// They consist of a secret or certificates, the name of the job, and whether links between machines may be
+/// unencrypted. One value serves all servers, clients and strategies of a task.
 ///
 /// ```
 /// use distribute_net::{Credentials, Secret};
@@ -40,7 +41,7 @@ impl Credentials {
         Self::default()
     }
 
-    /// Sets the PEM files of the CA's certificate, of this process's certificate, and of its key.
+    /// Uses certificates instead of a secret. `DISTRIBUTE_SECRET` is then ignored.
     pub fn certificates(self, certificates: Certificates) -> Self {
         Self { identity: Some(Identity::Certificates(certificates)), ..self }
     }
@@ -69,7 +70,8 @@ impl Credentials {
         Self { job: Job::Any, ..self }
     }
 
-    /// Returns the name of this process's job: see [`job`](Self::job). It is empty if jobs with any name may be called.
+    /// Returns the name of the job: see [`job`](Self::job). The name is empty if jobs with any name may be
+    /// called.
     pub fn job_name(&self) -> String {
         match &self.job {
             Job::Own => job_name(),
@@ -78,8 +80,8 @@ impl Credentials {
         }
     }
 
-    /// Returns the identity of this process: the one that was set or, if none was, the secret in the environment, if
-    /// there is one.
+    /// Returns the identity of this process. If none was set, the identity is the secret in
+    /// `DISTRIBUTE_SECRET`, or [`Identity::None`] without that variable.
     ///
     /// # Errors
     /// - [`AccessError::Identity`]: the environment variable does not contain a valid secret.
@@ -90,8 +92,8 @@ impl Credentials {
         }
     }
 
-    /// Returns the access to the tasks at the given addresses. All tasks must pass the same addresses, so that they
-    /// protect connections in the same way.
+    /// Returns what is needed for connections among the tasks at the given addresses. All tasks must pass the
+    /// same addresses, so that they protect connections in the same way.
     ///
     /// # Errors
     /// - [`AccessError::Policy`]: connections would be unprotected.

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// The environment variable that contains the default name.
+/// The environment variable with the name of the job.
 const NAME: &str = "DISTRIBUTE_JOB";
 
 /// Returns the name of this process's job: the value of the environment variable `DISTRIBUTE_JOB` or, if that is not

@@ -27,20 +27,20 @@ pub use job::job_name;
 pub use policy::{PolicyError, Protection};
 pub use secret::Secret;
 
-/// The evidence that a process belongs to the job.
+/// The proof that a process belongs to the job.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub enum Identity {
-    /// No evidence. Unless plain text is [allowed](Credentials::allow_plain_text_on_the_network), this is only possible
-    /// with loopback addresses. Only processes of the same user may then join, if the operating system reports the user
-    /// at the other end of a connection, as Linux does. In all other cases, any process that reaches the port may join.
+    /// No proof. This is only possible with loopback addresses, or if plain text is
+    /// [allowed](Credentials::allow_plain_text_on_the_network). On loopback connections under Linux, only
+    /// processes of the same user may join. In all other cases, any process that reaches the port may join.
     #[default]
     None,
     /// The secret of the job. Each side proves that it knows the secret. Links are also encrypted, with certificates
     /// that each process derives from the secret, unless all addresses are loopback addresses or plain text is allowed.
     Secret(Secret),
-    /// Certificates of the user. Links are encrypted, and any process with a certificate of the CA may join, as one of
-    /// the tasks that the certificate [names](Certificates) or, if it names none, as any task.
+    /// Certificates. Links are encrypted, and any process with a certificate of the CA may join. It may act
+    /// as the tasks that the certificate [names](Certificates) or, if it names none, as any task.
     Certificates(Certificates),
 }
 
@@ -51,7 +51,7 @@ pub enum IdentityError {
     /// A file cannot be read.
     #[error("the {what} cannot be read from {}: {source}", path.display())]
     File {
-        /// The expected contents.
+        /// The contents that the file should have, such as "private key".
         what: &'static str,
         /// The path of the file.
         path: std::path::PathBuf,
@@ -61,14 +61,14 @@ pub enum IdentityError {
     /// A file does not contain the expected contents.
     #[error("{} holds no {what} as PEM: {reason}", path.display())]
     Pem {
-        /// The expected contents.
+        /// The contents that the file should have, such as "private key".
         what: &'static str,
         /// The path of the file.
         path: std::path::PathBuf,
-        /// A description of the problem.
+        /// The error of the PEM parser.
         reason: String,
     },
-    /// A secret is malformed.
+    /// A secret is not 64 hexadecimal digits.
     #[error(
         "the secret of the job in {origin} is not 64 hexadecimal digits; `openssl rand -hex 32` makes one"
     )]

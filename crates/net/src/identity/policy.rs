@@ -29,7 +29,7 @@ pub enum PolicyError {
         /// An address that is not a loopback address.
         address: String,
     },
-    /// A loopback address can be reached only on its own machine, but there are several machines.
+    /// Some addresses are loopback addresses, which other machines cannot reach, and some are not.
     #[error(
         "{loopback} of {task} is a loopback address, which other machines can't reach, and there are others \
          ({other}): give {task} an address of its machine in the network"
@@ -39,7 +39,7 @@ pub enum PolicyError {
         task: Task,
         /// The loopback address.
         loopback: String,
-        /// An address that is not a loopback address.
+        /// Another task's address, which is not a loopback address.
         other: String,
     },
 }

@@ -1,8 +1,9 @@
-//! The user at the other end of a connection within this machine.
+//! A check of which user's process is at the other end of a loopback connection.
 //!
-//! Linux has a table of all connections, with the user that has opened each end. Both ends of a loopback connection are
-//! in it. The other end is the row with the two addresses swapped. While this end is open, no other connection can have
-//! that row. A closed end has no user in the table, so a connection whose other end is closed is treated as closed.
+//! Linux lists all connections in a table, with the user that has opened each end. A loopback connection has
+//! a row for each of its two ends. The other end is the row with the two addresses swapped. While this end is
+//! open, no other connection can have that row. A closed end has no user in the table, so it counts as a
+//! closed connection.
 //!
 //! To test whether the system reports users, this process connects to itself.
 
@@ -11,14 +12,14 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// The tables of both address families. One end of a connection may use IPv6 and the other IPv4.
+/// The tables of both address families. One end of a connection may be in the table of IPv6 and the other in
+/// that of IPv4.
 const TABLES: [&str; 2] = ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"];
 
-/// The number of the state of a connection that is open in both directions.
+/// The code of an open connection in the table's column of states.
 const ESTABLISHED: &str = "01";
 
-/// The number of reads of the table after which a row is treated as missing. A table that changes while it is read may
-/// omit a row.
+/// The number of attempts to find a row. A table that changes during the read may miss a row.
 const MAX_READS: usize = 3;
 
 /// The timeout of this process's connection to itself.
@@ -59,9 +60,9 @@ fn probe() -> Option<bool> {
 /// The reason why the other end of a connection is not known to belong to this user.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum UserCheckError {
-    /// The end is closed, for example because the process was killed.
+    /// The other end is closed, for example because its process was killed.
     Closed,
-    /// The end belongs to a different user. The text contains the user and a remedy.
+    /// The other end belongs to a different user. The text contains that user's number and a remedy.
     Other(String),
 }
 

@@ -27,15 +27,17 @@ use std::time::Duration;
 
 /// The transport over sockets, with one connection for each pair of workers.
 ///
-/// Threads that wait for messages [poll](Transport::poll) the sockets themselves. At other times, a background thread
-/// polls them, which also detects failed workers. Dropping a mesh sends a final message and waits until the others have
-/// received everything. The wait lasts as long as bytes are transferred, up to
+/// Threads that wait for messages [poll](Transport::poll) the sockets themselves. At other times a background
+/// thread polls them. It also detects failed workers.
+///
+/// Dropping a mesh sends a final message and waits until the others have received everything. The wait lasts
+/// as long as bytes are transferred, up to
 /// [`Settings::max_shutdown_wait`](crate::Settings::max_shutdown_wait).
 pub struct Mesh {
     shared: Arc<Shared>,
     background: Option<JoinHandle<()>>,
     generation: u64,
-    /// The positions of the workers in the cluster.
+    /// The position of each worker in the cluster, by rank.
     positions: Vec<usize>,
     addresses: Vec<Address>,
     /// The workers that wait for the next world, if this worker records them.
@@ -51,8 +53,8 @@ impl Mesh {
         Self::open(met, receiver, None)
     }
 
-    /// Creates the mesh of workers that have completed a rendezvous, with the handler of latecomers and the record of
-    /// waiting workers, if this worker has them.
+    /// Creates the mesh of workers that have completed a rendezvous. `late_joins` is the handler of processes
+    /// that connect later and the record of waiting workers, if this worker accepts such processes.
     ///
     /// # Errors
     /// Returns an I/O error if the system cannot create a socket or start a thread.
@@ -81,13 +83,13 @@ impl Mesh {
         self.waiting.as_ref().map_or(0, |waiting| waiting.count())
     }
 
-    /// Returns the positions in the cluster of the workers that wait. Only the leader knows them; on other workers, the
-    /// set is empty.
+    /// Returns the positions in the cluster of the workers that [wait](Self::waiting). Only the leader knows
+    /// them; on other workers the set is empty.
     pub fn waiting_positions(&self) -> BTreeSet<usize> {
         self.waiting.as_ref().map(|waiting| waiting.positions()).unwrap_or_default()
     }
 
-    /// Returns the position of each worker in the cluster.
+    /// Returns the position of each worker in the cluster, by rank.
     pub fn positions(&self) -> &[usize] {
         &self.positions
     }
@@ -98,9 +100,11 @@ impl Mesh {
         &self.addresses
     }
 
-    /// Returns whether another world has taken the place of this one: a waiting worker was a member of a different
-    /// world, of the same generation or a later one. This happens if the leader had just started when it formed this
-    /// world, and did not know of the other one. Only the leader knows this; other workers return `false`.
+    /// Returns whether another world has replaced this one: a waiting worker was a member of a different
+    /// world, of the same generation or a later one.
+    ///
+    /// This happens if the leader had just started when it formed this world, and did not know of the other
+    /// one. Only the leader detects it; on other workers the result is `false`.
     pub fn is_supplanted(&self) -> bool {
         self.waiting.as_ref().is_some_and(|waiting| waiting.supplants(self.generation))
     }
@@ -115,19 +119,20 @@ impl Mesh {
         self.shared.links.iter().for_each(Link::reclaim);
     }
 
-    /// Returns the world: the number of workers, and the rank of this one.
+    /// Returns the number of workers in this mesh's world, and the rank of this worker.
     pub fn world(&self) -> World {
         self.shared.world
     }
 
-    /// Leaves a world that has lost a worker, so that this worker can take part in another rendezvous. The others see
-    /// this worker as disconnected with the reason [`LEFT`](crate::LEFT), after everything that it has sent.
+    /// Leaves a world that has lost a worker, so that this worker can take part in another rendezvous. The
+    /// others receive everything that was sent before. They report this worker's disconnect with the reason
+    /// [`LEFT`](crate::LEFT).
     pub fn leave(&self) {
         self.shared.close(&Frame::Leave);
     }
 
-    /// Sets whether the work of the world has ended, so that there is no further rendezvous. If it has, replacements of
-    /// failed workers are rejected for this reason.
+    /// Sets whether the work of the world has ended. If it has, replacements of failed workers are rejected,
+    /// because there will be no other rendezvous.
     pub fn set_finished(&self, finished: bool) {
         self.shared.set_finished(finished);
     }

@@ -15,15 +15,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// The time to spin for messages, or for the rest of one, before sleeping. It is about the time that waking a thread
-/// takes.
+/// The time to spin for messages, or for the rest of one, before sleeping. Waking a thread takes about as
+/// long.
 const SPIN: Duration = Duration::from_micros(50);
 
-/// The maximum time to wait for the background thread to stop polling, which it does after each turn.
+/// The maximum time to wait for the background thread to stop polling. It stops after its turn.
 const YIELD_WAIT: Duration = Duration::from_millis(5);
 
-/// The maximum number of sockets that are read directly to determine whether anything was received. If there are more,
-/// the system's `poll` is called instead.
+/// The maximum number of sockets that are read directly to check whether anything was received. With more
+/// sockets, the system's `poll` is called first.
 const MAX_DIRECT_SOCKETS: usize = 3;
 
 /// The links of a mesh, and the lock of the thread that polls them.
@@ -33,14 +33,15 @@ pub(crate) struct Shared {
     pub links: Vec<Link>,
     /// The number of links that do not use shared memory.
     sockets: usize,
-    /// The index of the link to each worker.
+    /// The index in `links` of the link to each worker.
     at: Vec<Option<usize>>,
     /// The memory that other workers can read, if any of them can.
     pub arena: Option<Arc<Arena>>,
     receiver: Arc<dyn Receiver>,
-    /// The events that were read and not yet delivered. The thread that polls holds the lock.
+    /// Events that were read and not yet delivered. The polling thread holds the lock.
     poller: Mutex<Vec<Event>>,
-    /// The number of calls of `poll`, from which the background thread detects that other threads poll.
+    /// The number of calls of [`poll`](Self::poll), by which the background thread notices that other threads
+    /// poll.
     pub polls: AtomicU64,
     /// Whether a thread other than the background thread polls.
     pub is_polling: AtomicBool,
@@ -66,15 +67,15 @@ pub(crate) struct RendezvousResult {
     /// The generation of the world.
     pub generation: u64,
     pub links: Vec<Link>,
-    /// The events that were already received.
+    /// The events that were received during the rendezvous.
     pub early: Vec<Event>,
     pub settings: Settings,
-    /// Whether more threads than cores wait on this machine.
+    /// Whether more threads than cores wait on this machine, so that spinning would slow down the others.
     pub crowded: bool,
 }
 
 impl RendezvousResult {
-    /// Creates the result of a rendezvous for a worker with the given links.
+    /// Creates the result of a first rendezvous without addresses, in which positions equal ranks.
     pub fn new(world: World, links: Vec<Link>, settings: Settings) -> Self {
         let positions = (0..world.workers()).collect();
         let (addresses, early) = Default::default();
@@ -157,7 +158,7 @@ impl Shared {
         self.links.get(self.at.get(worker).copied().flatten()?)
     }
 
-    /// Makes the threads that wait for sockets check the links again.
+    /// Wakes the threads that wait for sockets, so that they check the links again.
     pub fn wake(&self) {
         if self.is_polling.load(Ordering::Acquire) {
             self.wake_poller.wake();
@@ -220,8 +221,8 @@ impl Shared {
         }
     }
 
-    /// Becomes the thread that polls; `None` if another thread is polling and does not stop. If that is the background
-    /// thread, first waits until it stops, for at most [`YIELD_WAIT`].
+    /// Becomes the thread that polls. If the background thread is polling, waits for at most [`YIELD_WAIT`]
+    /// until it stops. Returns `None` if another thread continues to poll.
     fn become_poller(&self) -> Option<MutexGuard<'_, Vec<Event>>> {
         if let Some(events) = self.try_become_poller() {
             return Some(events);
@@ -253,7 +254,8 @@ impl Shared {
         links.fold(false, |more, (_, link)| link.poll(events) | more)
     }
 
-    /// Waits until a link needs a turn or this thread is woken, for at most `patience`, and gives these links a turn.
+    /// Waits for at most `patience` until a link needs a turn or this thread is woken. Gives the links that
+    /// need one a turn.
     /// Returns `true` if there may be more to read or write.
     fn poll_ready_links(&self, events: &mut Vec<Event>, patience: Duration) -> bool {
         let wait = ready::wait(&self.links, vec![self.wake_poller.interest()], patience);

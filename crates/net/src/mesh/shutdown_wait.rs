@@ -6,14 +6,15 @@ use distribute_cluster::Deadline;
 use distribute_log::warn_or_stderr;
 use std::time::Duration;
 
-/// The wait of a closed mesh for the other workers. It lasts as long as bytes are transferred, up to a limit.
+/// A closed mesh's wait until the other workers have received everything. It lasts as long as bytes are
+/// transferred, up to a limit.
 ///
-/// A running worker either reads the data or is disconnected because of its silence. Its heartbeats are therefore
-/// treated like bytes that it reads. Bytes in system buffers and in shared memory are left for it to read.
+/// A running worker either reads the data or is disconnected because of its silence. Its heartbeats therefore
+/// count like bytes that it reads. The wait does not cover bytes in system buffers and in shared memory.
 pub(crate) struct ShutdownWait {
-    /// The deadline if no bytes are transferred.
+    /// The deadline for the next transfer of bytes.
     idle: Deadline,
-    /// The deadline even if bytes are still transferred.
+    /// The deadline of the whole wait.
     max: Deadline,
     longest: Duration,
 }
@@ -28,8 +29,8 @@ impl ShutdownWait {
         }
     }
 
-    /// Returns whether the wait is over, because all links are closed, no bytes were transferred for the idle timeout,
-    /// or the limit has passed. If data is left that could not be sent, logs a warning. Call this often.
+    /// Returns whether the wait is over: all links are closed, no bytes were transferred for the idle
+    /// timeout, or the limit has passed. Logs a warning if unsent data is left. Call this often.
     pub fn is_over(&mut self, shared: &Shared) -> bool {
         let mut open = shared.links.iter().filter(|link| !link.loss_is_reported()).peekable();
         if open.peek().is_none() {
@@ -48,7 +49,7 @@ impl ShutdownWait {
         is_over
     }
 
-    /// Logs a warning about data that was not received.
+    /// Logs a warning that names the workers for which unsent data is left, if there are any.
     fn warn(&self, shared: &Shared) {
         let workers: Vec<usize> =
             shared.links.iter().filter(|link| link.has_backlog()).map(Link::peer).collect();

@@ -17,7 +17,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// The data that all attempts of a process share.
+/// The data that all connection attempts of a process share.
 #[derive(Debug)]
 pub(crate) struct CallContext {
     pub hello: Hello,
@@ -26,10 +26,10 @@ pub(crate) struct CallContext {
     pub shared_memory: SharedMemory,
 }
 
-/// One attempt to connect. It never blocks.
+/// One non-blocking attempt to connect.
 #[derive(Debug)]
 pub(super) struct Attempt {
-    /// The index of the attempt, which determines which of a host name's addresses is used.
+    /// The number of earlier attempts, by which one of a host name's addresses is selected.
     number: usize,
     patience: Deadline,
     state: State,
@@ -82,7 +82,7 @@ impl Attempt {
         Ok(Self { number, patience: Deadline::after(HANDSHAKE), state })
     }
 
-    /// Returns the events for which to wait; `None` once the attempt is over.
+    /// Returns the socket events for which to wait; `None` once the attempt is over.
     pub fn interest(&self) -> Option<PollFd<'_>> {
         match &self.state {
             State::Looking(lookup) => Some(lookup.interest()),
@@ -97,10 +97,12 @@ impl Attempt {
         matches!(self.state, State::Looking(_))
     }
 
-    /// Continues without blocking. Returns the connection once the other side has accepted it, and `None` before.
+    /// Continues the attempt without blocking. Returns the connection once the other side has accepted it,
+    /// and `None` before.
     ///
     /// # Errors
-    /// Returns the reason if the attempt has failed, for example because the other side has not answered in time. The
+    /// Returns the reason if the attempt has failed, for example because the other side has not answered in
+    /// time. The
     /// attempt is then over.
     pub fn advance(&mut self, call: &Call, context: &CallContext) -> Result<Option<Stream>, AttemptError> {
         loop {
@@ -156,7 +158,7 @@ impl Attempt {
     }
 }
 
-/// Starts the handshake over an established connection. The hello is queued, and is sent by the next steps.
+/// Starts the handshake over an established connection. The hello is only queued; later steps send it.
 ///
 /// # Errors
 /// Returns [`AttemptError::Broken`] if the socket is connected to itself, or if an operation of the system or TLS
@@ -189,7 +191,8 @@ fn start_handshake(socket: TcpStream, call: &Call, context: &CallContext) -> Res
 }
 
 impl Handshake {
-    /// Continues without blocking. Returns `true` once the other side has accepted the connection.
+    /// Continues the handshake without blocking. Returns `true` once the other side has accepted the
+    /// connection.
     ///
     /// # Errors
     /// Returns the reason if the connection is closed or has failed, or if one side rejects the other.
@@ -214,8 +217,8 @@ impl Handshake {
         }
     }
 
-    /// Offers memory to the other side, which must be on this machine. If no memory can be created, messages go through
-    /// the socket.
+    /// Offers memory to the other side, which must be on this machine. If no memory can be created, the
+    /// connection uses the socket.
     fn share(&mut self) {
         match Offered::new() {
             Ok(offered) => {
@@ -229,8 +232,8 @@ impl Handshake {
     }
 }
 
-/// Returns an address at which others reach a worker that listens at `address`. If the worker listens on all addresses,
-/// the host is replaced by `here`, the address from which the worker has connected.
+/// Returns an address at which others reach a worker that listens at `address`. If the worker listens on all
+/// interfaces, the host is `here`, the address from which the worker has connected.
 fn reachable(address: &str, here: IpAddr) -> String {
     match address.parse::<Address>() {
         Ok(listens) if listens.host().is_unspecified() => {
@@ -240,7 +243,7 @@ fn reachable(address: &str, here: IpAddr) -> String {
     }
 }
 
-/// Creates a socket, and starts to connect it without blocking.
+/// Creates a socket and starts to connect it without blocking.
 fn begin(to: SocketAddr) -> io::Result<TcpStream> {
     let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let socket = crate::socket::stream(family)?;
@@ -257,7 +260,7 @@ fn is_itself(socket: &TcpStream) -> bool {
     matches!((socket.local_addr(), socket.peer_addr()), (Ok(here), Ok(there)) if here == there)
 }
 
-/// Returns whether the connection was established; `false` means that the system still tries.
+/// Returns whether the connection is established; `false` means that the system still tries.
 ///
 /// # Errors
 /// Returns the error with which connecting has failed.

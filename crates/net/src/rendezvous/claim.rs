@@ -1,10 +1,11 @@
-//! The claim of a process in a rendezvous, and whether the process may retry after a failure. This module contains only
-//! pure functions and values.
+//! The generation that a process claims in a rendezvous, and whether it may retry after a failure. This
+//! module contains only pure functions and values.
 
 use super::JoinError;
 use crate::handshake::Reason;
 
-/// The claim of a process in a rendezvous: the generation of the last world of which the process was a member.
+/// The state that a process claims to have in a rendezvous: the generation of the last world of which it was
+/// a member.
 ///
 /// ```
 /// use distribute_net::rendezvous::claim::Claim;
@@ -22,13 +23,13 @@ impl Claim {
         Self { generation }
     }
 
-    /// Returns the generation to [send](super::Rendezvous::generation).
+    /// Returns the generation to pass to [`Rendezvous::generation`](super::Rendezvous::generation).
     pub fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// Processes the failure of a rendezvous. Returns `Ok` if the process may try the next rendezvous while time is
-    /// left. If the others have formed a world without this process, its claim becomes that of a process that has just
+    /// Processes the failure of a rendezvous. Returns `Ok` if the process may retry while time is left. If
+    /// the others have formed a world without this process, the claim becomes that of a process that has just
     /// started.
     ///
     /// # Errors

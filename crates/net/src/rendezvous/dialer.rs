@@ -1,4 +1,4 @@
-//! Connects to a process that may not have started yet.
+//! Repeated attempts to connect to a process that may not have started yet.
 
 use super::attempt::{Attempt, AttemptError, CallContext};
 use super::retries::Retries;
@@ -25,7 +25,7 @@ enum State {
     Trying(Attempt),
 }
 
-/// The reason why no connection is possible.
+/// The reason why further attempts are useless.
 #[derive(Debug)]
 pub(crate) enum Failed {
     Refused(Refusal),
@@ -39,20 +39,19 @@ impl Dialer {
         Self { call, state: State::Waiting(Deadline::after(Duration::ZERO)), retries, attempts: 0 }
     }
 
-    /// Returns the call.
     pub fn call(&self) -> &Call {
         &self.call
     }
 
-    /// Returns the reason for the latest failure: of an attempt or, before the first one has failed, of an earlier
-    /// link. If there is none, returns a note if the name is still being looked up, and `None` otherwise.
+    /// Returns the reason for the latest failed attempt or, before the first failure, for the failure of an
+    /// earlier link. Without either, returns a note while the name is being looked up, and `None` otherwise.
     pub fn last(&self) -> Option<String> {
         let looking = matches!(&self.state, State::Trying(attempt) if attempt.is_looking());
         let last = self.retries.last().map(str::to_owned);
         last.or_else(|| looking.then(|| "its name is still being looked up".to_owned()))
     }
 
-    /// Returns the events for which to wait; `None` if there are none.
+    /// Returns the socket events for which to wait; `None` between attempts.
     pub fn interest(&self) -> Option<PollFd<'_>> {
         match &self.state {
             State::Waiting(_) => None,
@@ -68,8 +67,8 @@ impl Dialer {
         }
     }
 
-    /// Continues without blocking, and begins the next attempt if it is time. Returns the connection once the other
-    /// side has accepted it, and `None` before. A failed attempt is repeated later.
+    /// Continues the attempt without blocking, or begins the next one if it is due. Returns the connection
+    /// once the other side has accepted it, and `None` before. A failed attempt is repeated later.
     ///
     /// # Errors
     /// - [`Failed::Refused`]: the other side has rejected this one, and would do so again.

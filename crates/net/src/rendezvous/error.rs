@@ -17,7 +17,7 @@ pub enum JoinError {
     /// The numbers of workers and replicas do not describe a valid world.
     #[error(transparent)]
     World(#[from] WorldError),
-    /// Links would be unprotected, or unreachable.
+    /// Links would be unprotected, or some addresses cannot be reached by all workers.
     #[error(transparent)]
     Policy(#[from] PolicyError),
     /// The secret or the certificates cannot be used.
@@ -26,7 +26,7 @@ pub enum JoinError {
     /// This worker cannot listen at its address.
     #[error("{task} cannot listen at {address}: {source}{}", advice(source))]
     Bind {
-        /// The index of this worker.
+        /// The rank of this worker.
         worker: usize,
         /// The task of this worker.
         task: Task,
@@ -38,7 +38,7 @@ pub enum JoinError {
     /// A worker rejects this one, or this one does not trust it.
     #[error("{task} at {address} cannot be joined: {refusal}")]
     Refused {
-        /// The worker that was connected to.
+        /// The rank of the worker that was connected to.
         worker: usize,
         /// The task of the worker.
         task: Task,
@@ -47,15 +47,15 @@ pub enum JoinError {
         /// The reason for the rejection.
         refusal: Refusal,
     },
-    /// Another worker of the job was rejected, because it disagrees on data that must be the same on all workers. The
-    /// world cannot be formed without it.
+    /// Another worker of the job was rejected, because it disagrees on data that must be the same on all
+    /// workers. A world cannot be formed without it.
     #[error(
         "the group cannot be formed, because {task} was refused, which connected from {address}: {refusal}"
     )]
     OtherRefused {
-        /// The index of the worker that was rejected.
+        /// The rank of the worker that was rejected.
         worker: usize,
-        /// The task of the worker.
+        /// The task of the rejected worker.
         task: Task,
         /// The address from which the worker has connected.
         address: String,
@@ -65,17 +65,17 @@ pub enum JoinError {
     /// A worker was disconnected before all had connected to each other.
     #[error("{task} at {address} was lost while the workers connected to each other: {reason}")]
     Lost {
-        /// The index of the worker.
+        /// The rank of the worker that was disconnected.
         worker: usize,
-        /// The task of the worker.
+        /// The task of the disconnected worker.
         task: Task,
-        /// The address of the worker.
+        /// The address of the disconnected worker.
         address: String,
         /// The reason for the disconnect.
         reason: String,
     },
-    /// The leader has authenticated, and has sent a message that no leader of this version sends. Another attempt would
-    /// get the same message.
+    /// The leader belongs to the job, but has sent a message that no leader of this version sends. A retry
+    /// would fail in the same way.
     #[error(
         "{task} at {address} leads this world, and has sent {problem}: start all workers with the same program"
     )]
@@ -100,18 +100,18 @@ pub enum JoinError {
     Deadline {
         /// The time that this worker has waited.
         waited: Duration,
-        /// The number of workers.
+        /// The number of workers in the world.
         workers: usize,
         /// The workers that have not connected.
         missing: Vec<Missing>,
         /// Whether the addresses of all workers are loopback addresses, which are not reachable from other machines.
         loopback: bool,
-        /// The connections that were rejected, each with its address and the reason. One of them may come from a
-        /// missing worker.
+        /// The connections that were rejected, each with its address and the reason. A missing worker may be
+        /// among them.
         refused: Vec<String>,
     },
-    /// A world is complete without this process, which is its spare. This is the result of a rendezvous that [returns
-    /// spares](super::Rendezvous::returns_spare).
+    /// A world is complete without this process, which is now its spare. Only a rendezvous that [returns
+    /// spares](super::Rendezvous::returns_spare) fails with this error.
     #[error("the world of generation {generation} is complete, and this process is its spare")]
     Spare {
         /// The generation of the world.

@@ -1,4 +1,4 @@
-//! The handshake on a connection that never blocks.
+//! A non-blocking connection during its handshake.
 
 use crate::handshake::{HandshakeDecoder, Reason, Refusal, Words};
 use crate::identity::{Access, VerifyError};
@@ -8,7 +8,7 @@ use distribute_cluster::Task;
 use rustix::event::PollFd;
 use std::io::{self, IoSlice};
 
-/// The handshake on a connection, one message at a time.
+/// A non-blocking connection that sends and receives handshake messages.
 #[derive(Debug)]
 pub(super) struct HandshakeStream {
     stream: Stream,
@@ -87,7 +87,7 @@ impl HandshakeStream {
         }
     }
 
-    /// Discards what was received, and sends what is still queued. Returns `true` if more may be received.
+    /// Discards received bytes and sends what is still queued. Returns `true` if more may be received.
     pub fn discard_received(&mut self) -> bool {
         // The last words may still be on their way.
         let _ = self.flush();
@@ -95,7 +95,7 @@ impl HandshakeStream {
         discard(|| self.stream.read(&mut bytes))
     }
 
-    /// Checks that the other side, which has shown that it belongs to the job, may act as this task.
+    /// Checks that the other side, which belongs to the job, may act as this task.
     ///
     /// # Errors
     /// - [`HandshakeError::Broken`]: the connection was closed before the user of the other side was known.
@@ -116,7 +116,7 @@ impl HandshakeStream {
         self.stream.finish();
     }
 
-    /// Returns whether the other side has sent anything valid.
+    /// Returns whether the other side has sent a valid message or hello of TLS.
     pub fn has_begun(&self) -> bool {
         self.has_received || self.stream.has_begun()
     }
@@ -126,7 +126,8 @@ impl HandshakeStream {
     }
 }
 
-/// Calls `read` until nothing is left, at most 16 times. Returns `false` at the end of the stream or after an error.
+/// Calls `read` until no bytes are left, at most 16 times. Returns `false` at the end of the stream or after
+/// an error.
 fn discard(mut read: impl FnMut() -> io::Result<usize>) -> bool {
     for _ in 0..16 {
         match read() {
@@ -139,7 +140,7 @@ fn discard(mut read: impl FnMut() -> io::Result<usize>) -> bool {
     true
 }
 
-/// Converts an error of the connection. `WouldBlock` is not an error.
+/// Converts an I/O error of the connection. `WouldBlock` becomes `Ok`.
 fn handshake_error(error: io::Error) -> Result<(), HandshakeError> {
     match error.kind() {
         io::ErrorKind::WouldBlock => Ok(()),

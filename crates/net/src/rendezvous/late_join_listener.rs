@@ -1,4 +1,4 @@
-//! Processes that connect over sockets after the world is complete.
+//! The listener for processes that connect after the world is complete.
 
 use super::late_join_replies::LateJoinReplies;
 use super::reception::{Accepted, Reception};
@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The listener of a complete world. It accepts spares, rejects every other process that connects, with the reason, and
+/// The listener of a complete world. It accepts spares and rejects all other processes with a reason. It also
 /// records the processes that wait for the next world.
 #[derive(Debug)]
 pub(super) struct LateJoinListener {
@@ -23,8 +23,8 @@ pub(super) struct LateJoinListener {
 }
 
 impl LateJoinListener {
-    /// Creates the listener of a world with these replies and spares. `waiting` records the processes that wait for the
-    /// next world.
+    /// Creates the listener of a complete world. `waiting` records the processes that wait for the next
+    /// world.
     pub fn new(
         reception: Reception,
         late_join_replies: LateJoinReplies,
@@ -36,7 +36,7 @@ impl LateJoinListener {
         listener
     }
 
-    /// Records the spares, and those whose acceptance is still being sent.
+    /// Records the positions of all spares, including those whose acceptance is still being sent.
     fn record_spares(&self) {
         let spares = self.spares.positions().into_iter().chain(self.reception.welcoming()).collect();
         self.waiting.change(|waiting_processes, _| waiting_processes.set_spares(spares));
@@ -66,7 +66,7 @@ impl mesh::LateJoinHandler for LateJoinListener {
     }
 }
 
-/// The processes that wait for the next world. Several threads can access this value.
+/// A record of the processes that wait for the next world, which threads share.
 #[derive(Debug)]
 pub(crate) struct WaitingRoom {
     waiting_processes: Mutex<WaitingProcesses>,

@@ -5,12 +5,12 @@ use super::waiting::WaitingProcesses;
 use crate::handshake::{Hello, Names, Purpose, Reason, Refusal};
 use std::time::Duration;
 
-/// The replies that a worker of the world sends to processes that connect.
+/// The rules by which a worker replies to processes that connect to its complete world.
 #[derive(Debug)]
 pub struct LateJoinReplies {
     me: usize,
     names: Names,
-    /// The positions of the world's workers.
+    /// The positions in the cluster of the world's workers.
     members: Vec<usize>,
     /// The generation of the world.
     generation: u64,
@@ -25,17 +25,18 @@ impl LateJoinReplies {
         Self { me, names, members, generation, maximum: usize::MAX }
     }
 
-    /// Sets the maximum number of workers of a world. If the world has as many, the leader accepts other processes as
-    /// spares.
+    /// Sets the maximum number of workers of a world. Once the world has this number, the leader accepts
+    /// other processes as spares.
     pub fn maximum(mut self, maximum: usize) -> Self {
         self.maximum = maximum;
         self
     }
 
-    /// Accepts a process that connects while this world exists as a spare, or returns the refusal to send to it. `lost`
-    /// returns whether the worker of a given rank is disconnected. `over` is `true` if there will be no other world.
-    /// Otherwise, a process that is no member of this world is recorded in `waiting_processes`, because it waits for
-    /// the next one.
+    /// Decides whether a process that connects while this world exists is accepted as a spare.
+    ///
+    /// `lost` returns whether the worker of a given rank is disconnected. `over` is `true` if there will be
+    /// no other world. Otherwise a process that is no member of this world is recorded in
+    /// `waiting_processes`, because it waits for the next one.
     ///
     /// # Errors
     /// Returns the refusal of a process that is not accepted as a spare.
@@ -69,7 +70,7 @@ impl LateJoinReplies {
         Err(Refusal::new(Reason::Early, text))
     }
 
-    /// Returns whether a process that is no member is a spare: there is no place for it in this world, and it was in no
+    /// Returns whether a process that is no member is a spare: the world is full, and the process was in no
     /// other world that is at least as late.
     fn is_spare(&self, hello: &Hello) -> bool {
         let joins = match &hello.purpose {

@@ -1,4 +1,4 @@
-//! The address at which a worker is reached.
+//! The socket at which a worker listens for others.
 
 use super::lookup::Lookup;
 use crate::identity::{Access, PolicyError};
@@ -8,18 +8,19 @@ use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::time::Duration;
 
-/// The maximum time for which binding is retried if a port is in use. The port of a process that has died may be in use
-/// for a short time: the system may have assigned it to the connection of a worker that tries to reach the process.
+/// The maximum time for which binding is retried if a port is in use. The port of a failed process may be in
+/// use for a short time, because the system may assign it to a worker's attempt to reach that process.
 const RETRY_BIND: Duration = Duration::from_secs(2);
 
 /// The wait between two attempts to bind.
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
 
-/// The maximum number of connections that wait to be accepted. If the queue is full, the caller's operating system
-/// retries a second later, so a flood of foreign connections could delay others.
+/// The maximum number of connections that wait to be accepted. If the queue is full, a caller's operating
+/// system retries only a second later. A long queue keeps a flood of foreign connections from delaying
+/// others.
 const QUEUE: i32 = 1024;
 
-/// A socket at which a worker is reached.
+/// A listening socket at which other workers reach this one.
 #[derive(Debug)]
 pub struct Listener(pub(crate) TcpListener);
 
@@ -32,7 +33,8 @@ impl Listener {
         Self::bind_to(&address.to_socket_addrs()?.collect::<Vec<_>>())
     }
 
-    /// Listens at an address, if connections there have the required protection. The lookup of a host name ends at
+    /// Listens at an address, provided that connections there have the required protection. The lookup of a
+    /// host name ends at
     /// `deadline`. If the port is in use, binding is retried for a short time.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! The lookup of a host name's addresses on a thread, because it may take a minute.
+//! The lookup of a host name's addresses on a separate thread, because it may block for a minute.
 
 use crate::poll::{self, Waker};
 use distribute_cluster::{Address, Deadline, Host};
@@ -9,8 +9,8 @@ use std::sync::{Arc, mpsc};
 
 type Found = io::Result<Vec<SocketAddr>>;
 
-/// A lookup that may still be running. Its thread is not joined: it exits when the system has answered, or when the
-/// system's own timeout has passed.
+/// A lookup that may still be running. Its thread is never joined: it exits when the system answers or times
+/// out.
 #[derive(Debug)]
 pub(crate) struct Lookup {
     waker: Arc<Waker>,
@@ -18,8 +18,8 @@ pub(crate) struct Lookup {
 }
 
 impl Lookup {
-    /// Starts to look up the addresses of a host, on a new thread. The result for an IP address is available
-    /// immediately.
+    /// Starts to look up the addresses of a host name on a new thread. The result for an IP address is
+    /// available immediately.
     ///
     /// # Errors
     /// Returns an I/O error if the system cannot create a socket or start a thread.
@@ -56,7 +56,7 @@ impl Lookup {
         Ok((LookupSender { waker: waker.clone(), send }, Self { waker, found }))
     }
 
-    /// Returns the event for which to wait.
+    /// Returns the entry for [`poll::wait`] that is ready when the result is available.
     pub fn interest(&self) -> PollFd<'_> {
         self.waker.interest()
     }
@@ -71,8 +71,8 @@ impl Lookup {
         }
     }
 
-    /// Waits for the result, until `deadline` at the latest. Returns an error of the kind
-    /// [`TimedOut`](io::ErrorKind::TimedOut) if the deadline has passed.
+    /// Waits until the result is available or `deadline` has passed. In the second case, returns an error of
+    /// the kind [`TimedOut`](io::ErrorKind::TimedOut).
     pub fn wait(&self, mut deadline: Deadline) -> Found {
         loop {
             if let Some(found) = self.take() {

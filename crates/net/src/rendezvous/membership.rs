@@ -1,5 +1,5 @@
-//! The workers that have connected to one worker, may connect, or are missing. This module contains only pure functions
-//! and values.
+//! The workers that have connected to this worker, may connect, or are missing. This module contains only
+//! pure functions and values.
 
 // - **INV-34** The members of a world have one generation, which the leader creates when all have joined: one more
 //   than the last of which any of them was a member. A process that was in an earlier one than the leader is
@@ -15,33 +15,32 @@ use distribute_cluster::{Address, Task};
 use std::cmp::{Ordering, Reverse};
 use std::collections::BTreeSet;
 
-/// The workers for which one worker waits. The leader waits for all others, which join it. Any other worker waits for
-/// those with higher positions, which link to it.
+/// The workers for which this worker waits in a rendezvous. The leader waits until all others join it. Any
+/// other worker waits until those with higher positions link to it.
 #[derive(Clone, Debug)]
 pub struct Membership {
     me: usize,
-    /// The names of the workers.
     names: Names,
-    /// The known addresses of the workers.
+    /// The addresses of the workers by position, as far as this worker knows them.
     addresses: Vec<Address>,
     connected: Vec<bool>,
-    /// The origin of the process at each position that is or was connected.
+    /// The origin of the process that is or was connected, by position.
     origins: Vec<Origin>,
-    /// The generation that the process at each position claims.
+    /// The generation that a process claims, by position.
     generations: Vec<u64>,
     /// The positions of the world's workers, in order, once they are known.
     members: Option<Vec<usize>>,
     /// The generation of the last world of which this worker was a member; 0 if there was none.
     before: u64,
-    /// The latest generation of which a worker that has connected was a member. The worlds of which spares know do not
-    /// count: a member that connects later must be able to supplant the new world.
+    /// The latest generation of which a connected worker was a member. Generations that spares know of do not
+    /// count, because one of their members may still connect and supplant the new world.
     latest: u64,
     /// The generation of the new world, once it is known.
     generation: Option<u64>,
 }
 
-/// The generation of a new world that has a spare, at least. In the first generation, all workers build their models
-/// together, which a spare has done alone.
+/// The earliest generation of a world that has a spare. In the first generation, all workers build their
+/// models together, which a spare has done alone.
 const WITH_SPARES: u64 = 2;
 
 /// The origin of a process that joins, in the order of precedence.
@@ -75,8 +74,10 @@ impl Membership {
         self.before
     }
 
-    /// Returns the generation of the new world, as far as this worker knows. The leader gives the world the generation
-    /// that follows the latest one of which a connected worker was a member, and not the first if it has a spare.
+    /// Returns the generation of the new world, as far as this worker knows it.
+    ///
+    /// The leader chooses the generation after the latest one of which a connected worker was a member. With
+    /// a spare in the world, the generation is at least 2.
     pub fn generation(&self) -> u64 {
         let is_in = |place: usize| self.members.as_ref().is_none_or(|members| members.contains(&place));
         let next = self.latest.saturating_add(1);
@@ -86,10 +87,10 @@ impl Membership {
         })
     }
 
-    /// Checks that a worker, which has shown that it belongs to the job, can be accepted.
+    /// Checks that a worker, which belongs to the job, can be accepted now.
     ///
     /// # Errors
-    /// Returns the refusal of a worker that cannot be accepted.
+    /// Returns the refusal to send to the worker.
     pub fn decide(&self, hello: &Hello) -> Result<(), Refusal> {
         let refusal = |reason, text| Err(Refusal::new(reason, text));
         let (me, rank) = (self.me, hello.rank);
@@ -133,11 +134,11 @@ impl Membership {
         }
     }
 
-    /// Checks that a worker belongs to the new world, by the generation that it claims.
+    /// Checks that the generation that a worker claims fits the new world.
     ///
     /// # Errors
-    /// Returns the refusal of a worker of another generation, or of a link while this worker does not know its own
-    /// generation yet.
+    /// Returns the refusal if the worker belongs to another generation, or links before this worker knows the
+    /// new generation.
     fn of_my_generation(&self, hello: &Hello) -> Result<(), Refusal> {
         let (mine, theirs) = (self.task(self.me), self.task(hello.rank));
         let own = match (&hello.purpose, self.generation) {
@@ -174,7 +175,7 @@ impl Membership {
         self.names.task(worker)
     }
 
-    /// Records that a worker has connected. If the worker joins, it has sent its address.
+    /// Records that a worker has connected, and its address if the worker joins.
     pub fn connect(&mut self, hello: &Hello) {
         if let Some(connected) = self.connected.get_mut(hello.rank) {
             *connected = true;
@@ -202,7 +203,7 @@ impl Membership {
         }
     }
 
-    /// Records that a worker has disconnected. It may return.
+    /// Records that a worker has disconnected. It may connect again.
     pub fn leave(&mut self, worker: usize) {
         if let Some(connected) = self.connected.get_mut(worker) {
             *connected = false;
@@ -221,34 +222,36 @@ impl Membership {
         self.connected_from(Origin::Spare).map(|(place, _)| place).collect()
     }
 
-    /// Returns the number of connected workers that were members of an earlier world, including this one.
+    /// Returns the number of workers that were members of an earlier world: the connected ones, and this one.
     pub fn resuming(&self) -> usize {
         self.connected_from(Origin::Member).count() + 1
     }
 
-    /// Returns whether a spare knows of an earlier world of which a member may connect yet, and none has. The members
-    /// of still earlier worlds do not have its state. This worker was in none.
+    /// Returns whether to wait for members of an earlier world of which a spare knows. None of its members
+    /// has connected yet, and one still may. Members of even earlier worlds do not have its state. This
+    /// worker was in no world.
     pub fn awaits_members(&self) -> bool {
         let latest = |origin| self.connected_from(origin).map(|(_, generation)| generation).max();
         let may_connect = self.connected().len() < self.connected.len();
         self.before == 0 && may_connect && latest(Origin::Spare) > latest(Origin::Member)
     }
 
-    /// Returns whether the members of the world are known.
+    /// Returns whether the members of the new world are decided.
     pub fn is_closed(&self) -> bool {
         self.members.is_some()
     }
 
-    /// Returns the connected processes of an origin: the position of each, and the generation that it claims.
+    /// Returns the position of each connected process of an origin, and the generation that the process
+    /// claims.
     fn connected_from(&self, origin: Origin) -> impl Iterator<Item = (usize, u64)> {
         let all = self.connected.iter().zip(&self.origins).zip(&self.generations).enumerate();
         all.filter(move |(_, ((connected, of), _))| **connected && **of == origin)
             .map(|(place, (_, generation))| (place, *generation))
     }
 
-    /// Closes the world: its members are the connected workers, but at most `maximum` of them. Members of earlier
-    /// worlds take precedence over spares, and spares over processes that have just started. Those of later worlds take
-    /// precedence over others of the same origin.
+    /// Decides the members of the world: the connected workers, but at most `maximum` of them, including this
+    /// one. Members of earlier worlds take precedence over spares, and spares over processes that have just
+    /// started. Among processes of the same origin, a later generation takes precedence.
     pub fn close(&mut self, maximum: usize) {
         let mut others: Vec<_> = self.connected().into_iter().filter(|place| *place != self.me).collect();
         others.sort_by_key(|place| {
@@ -261,8 +264,8 @@ impl Membership {
         self.members = Some(others);
     }
 
-    /// Returns the positions of the world's workers in the cluster, by rank. Returns all positions if the members are
-    /// not known yet.
+    /// Returns the positions in the cluster of the world's workers, by rank. Before they are decided, returns
+    /// all positions.
     pub fn members(&self) -> Vec<usize> {
         self.members.clone().unwrap_or_else(|| (0..self.connected.len()).collect())
     }
@@ -272,13 +275,13 @@ impl Membership {
         &self.addresses
     }
 
-    /// Returns the address of a worker as text; empty if there is no such worker.
+    /// Returns the address of a worker as text, or an empty string if there is no such worker.
     pub fn address(&self, worker: usize) -> String {
         self.addresses.get(worker).map(Address::to_string).unwrap_or_default()
     }
 
-    /// Sets the generation of the world and the addresses of its workers, which were received from the leader. Returns
-    /// `false` if these members do not form a valid world that contains this worker.
+    /// Sets the world that was received from the leader: its generation, and the addresses of its workers.
+    /// Returns `false`, and changes nothing, if these do not form a valid world that contains this worker.
     pub fn locate(&mut self, generation: u64, members: Vec<(usize, Address)>) -> bool {
         let positions: Vec<_> = members.iter().map(|(place, _)| *place).collect();
         let is_world = generation > self.before
@@ -295,7 +298,7 @@ impl Membership {
         is_world
     }
 
-    /// Returns the workers of the world for which this worker waits, and which have not connected.
+    /// Returns the workers for which this worker still waits.
     pub fn missing(&self) -> Vec<Missing> {
         let waited = self.connected.iter().zip(&self.addresses).enumerate().skip(self.me + 1);
         let is_member = |place| self.members.as_ref().is_none_or(|members| members.contains(&place));

@@ -7,7 +7,7 @@
 //! | [`progress`] | [`Progress`]: the progress of a rendezvous |
 //! | [`note`] | messages of the leader to workers that have joined |
 //! | [`error`] | [`JoinError`] |
-//! | [`state`] | `RendezvousState`: the decisions of a worker about incoming and outgoing connections: pure |
+//! | [`state`] | `RendezvousState`: a worker's decisions about incoming and outgoing connections: pure |
 //! | [`quorum`] | [`Quorum`]: the number of workers that make a world: pure |
 //! | [`retries`] | the times of further attempts to connect: pure |
 //! | [`claim`] | the claim of a process in a rendezvous, and whether it may retry: pure |
@@ -15,7 +15,7 @@
 //! | [`late_join_replies`], [`waiting`] | replies to latecomers, and the record of those that wait for the next world: pure |
 //! | `spare_links` | the connections to spares, which the leader of a complete world holds |
 //! | `refusal_broadcast` | the notification that there will be no world |
-//! | `late_join_listener` | latecomers over sockets |
+//! | `late_join_listener` | the listener for processes that connect after the world is complete |
 //! | `reception`, `dialer`, `handshake_stream` | incoming connections, outgoing connections, and the handshake on both |
 //! | `refused_connections` | log messages about refused connections |
 //! | `attempt`, `lookup` | one attempt to connect, and the addresses of a host name |
@@ -28,8 +28,8 @@
 //! A world may have a [maximum number](Quorum::maximum) of workers. The leader accepts other processes as *spares*, and
 //! holds their connections. When the group re-forms, spares take the positions of lost workers.
 //!
-//! Until then, a worker is identified by its *position* in the cluster. The workers of a world are then numbered by
-//! rank, in the order of their positions.
+//! Before a world is formed, a worker is identified by its *position* in the cluster. The workers of a world
+//! are then numbered by rank, in the order of their positions.
 
 // - **INV-85** A worker of the job that disagrees on its name, the cluster or the program ends the rendezvous of
 //   all workers at once, if it is needed: the leader names it to all. It has proved the secret before, or has a
@@ -84,8 +84,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A rendezvous of one worker with the others of its world. [`new`](Self::new) creates it, other methods
-/// configure it, and [`join`](Self::join) runs it.
+/// A rendezvous of one worker with the others of its world: they find each other and connect. Create it with
+/// [`new`](Self::new), and run it with [`join`](Self::join).
 #[must_use = "a rendezvous does nothing until `join` is called"]
 pub struct Rendezvous {
     world: World,
@@ -130,8 +130,8 @@ impl Rendezvous {
         }
     }
 
-    /// Sets the names that workers have in messages, by rank: `chief 0`, `worker 0`, … By default, each is named
-    /// `worker`, followed by its rank.
+    /// Sets the tasks of the workers by rank, by which messages name the workers: `chief 0`, `worker 0`, … By
+    /// default each is named `worker`, followed by its rank.
     pub fn tasks(mut self, tasks: Vec<Task>) -> Self {
         self.names = Names::new(tasks);
         self
@@ -147,24 +147,26 @@ impl Rendezvous {
     /// Sets the generation of the last world of which this worker was a member. The default is 0, for a process that
     /// has just started.
     ///
-    /// The new world has the [next](Mesh::generation) generation. It is either the first world, or a world that workers
-    /// form again, for example after a failure. A worker of an earlier world than the leader's last one is rejected,
-    /// because the others have continued without it. A process that has just started can join any world.
+    /// The new world has the [next](Mesh::generation) generation. If it is not the first world, its workers
+    /// form a group again, for example after a failure. A worker whose last world is earlier than that of the
+    /// leader is rejected, because the others have continued without it. A process that has just started can
+    /// join any world.
     pub fn generation(mut self, generation: u64) -> Self {
         self.generation = generation;
         self
     }
 
-    /// Sets the generation of the world of which this process is a spare. The default is 0, for none. Such a process
-    /// waits as long as the job lasts: [`join`](Self::join) returns when a world needs it. The
-    /// [timeout](Self::timeout) applies while the leader cannot be reached.
+    /// Makes this process a spare of the world of the given generation. The default is 0, for no spare.
+    ///
+    /// A spare waits as long as the job lasts: [`join`](Self::join) returns when a world needs it. The
+    /// [timeout](Self::timeout) only applies while the leader cannot be reached.
     pub fn spare_of(mut self, generation: u64) -> Self {
         self.spare_of = generation;
         self
     }
 
-    /// Sets whether [`join`](Self::join) returns [`JoinError::Spare`] if a world is complete without this process. By
-    /// default it waits until a world needs it.
+    /// Sets whether [`join`](Self::join) returns [`JoinError::Spare`] if a world is complete without this
+    /// process. By default `join` waits until a world needs this process.
     pub fn returns_spare(mut self, returns: bool) -> Self {
         self.returns_spare = returns;
         self
@@ -190,8 +192,9 @@ impl Rendezvous {
         self
     }
 
-    /// Sets the number of workers that form a world. The default is all of them. Only the leader uses it. Workers that
-    /// connect later wait for the next rendezvous, and [`Mesh::waiting`] counts them unless they are spares.
+    /// Sets the number of workers that form a world. The default is all workers. Only the leader uses this
+    /// setting. Workers that connect later wait for the next rendezvous, and [`Mesh::waiting`] counts them
+    /// unless they are spares.
     pub fn quorum(mut self, quorum: Quorum) -> Self {
         self.quorum = quorum;
         self
@@ -203,15 +206,15 @@ impl Rendezvous {
         self
     }
 
-    /// Sets whether workers of one machine send messages through shared memory. By default they do so if both support
-    /// it.
+    /// Sets whether workers of one machine send messages through shared memory. By default they do if both
+    /// support it.
     pub fn shared_memory(mut self, shared_memory: SharedMemory) -> Self {
         self.shared_memory = shared_memory;
         self
     }
 
-    /// Sets the address at which to listen, `host:port`, if it differs from this worker's address in the list, for
-    /// example `0.0.0.0:2222` in a container.
+    /// Sets the address at which to listen, in the form `host:port`, if it differs from this worker's address
+    /// in the list. An example is `0.0.0.0:2222` in a container.
     pub fn listen(mut self, address: impl Into<String>) -> Self {
         self.listen = Some(address.into());
         self
@@ -229,9 +232,9 @@ impl Rendezvous {
         self
     }
 
-    /// Waits until all workers have joined, or [a quorum](Self::quorum) of them, and are connected to each other. Their
-    /// messages are then delivered to `receiver`. [`Mesh::world`] returns the number of workers, and the rank of this
-    /// one. A cluster of one worker needs no socket.
+    /// Waits until all workers, or [a quorum](Self::quorum) of them, have joined and are connected to each
+    /// other. Returns the mesh, which delivers their messages to `receiver`. [`Mesh::world`] returns the
+    /// number of workers and the rank of this one. A cluster of one worker needs no socket.
     ///
     /// If a worker of the same job disagrees on the name of the job, the cluster or the program, the rendezvous fails
     /// immediately on all workers, unless a world can be formed without it.
@@ -244,7 +247,7 @@ impl Rendezvous {
     /// - [`JoinError::Bind`]: this worker cannot listen at its address.
     /// - [`JoinError::Refused`]: a worker rejects this one, or this one does not trust it.
     /// - [`JoinError::OtherRefused`]: another worker was rejected, and a world cannot be formed without it.
-    /// - [`JoinError::Leader`]: the leader has sent a message that makes no world.
+    /// - [`JoinError::Leader`]: the leader has sent a message that no leader of this version sends.
     /// - [`JoinError::Spare`]: a world is complete without this process, and the rendezvous [returns
     ///   spares](Self::returns_spare).
     /// - [`JoinError::Lost`]: a worker was disconnected before all had connected to each other.
@@ -312,7 +315,8 @@ impl Rendezvous {
         running.returns_spare(self.returns_spare).complete(deadline, receiver)
     }
 
-    /// Parses the addresses, and detects errors before any socket is opened.
+    /// Parses and checks the addresses and the name of the job, so that mistakes are found before a socket is
+    /// opened.
     fn check(&self) -> Result<Vec<Address>, JoinError> {
         let (given, workers) = (self.addresses.len(), self.world.workers());
         if given != workers {

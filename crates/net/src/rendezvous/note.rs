@@ -1,4 +1,4 @@
-//! Messages of the leader to workers that have joined.
+//! The messages that the leader sends to workers that have joined.
 
 use super::{Missing, Progress};
 use crate::handshake::fields::{Malformed, Reader, Writer};
@@ -13,19 +13,19 @@ const LONGEST: usize = 255;
 /// The maximum length of a reason in a note, in bytes.
 const MAX_REASON: usize = 1024;
 
-/// A message of the leader to workers that have joined.
+/// A message that the leader sends to workers that have joined.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Note {
-    /// Workers are missing.
+    /// The world is not complete yet.
     Waiting(Progress),
-    /// The world is complete: its generation, and the address of each of its workers, by position in the
-    /// cluster.
+    /// The world is complete. The fields are its generation, and the position and address of each of its
+    /// workers.
     Table(u64, Vec<(usize, Address)>),
-    /// No world will be formed, because a worker was rejected. The variant contains the worker's position, the address
-    /// from which it has connected, and the refusal.
+    /// No world will be formed, because a worker was rejected. The fields are that worker's position, the
+    /// address from which it has connected, and the refusal.
     Refused(usize, String, Refusal),
-    /// A world of this generation is complete without the receiver, which is its spare from now on: it waits for a
-    /// further note over the same connection.
+    /// A world is complete without the receiver, which is its spare from now on and waits for another note.
+    /// The field is the generation of that world.
     Spare(u64),
 }
 

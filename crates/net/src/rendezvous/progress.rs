@@ -1,14 +1,14 @@
-//! The progress of a rendezvous.
+//! The progress of a rendezvous that waits for workers.
 
 use distribute_cluster::Task;
 use std::fmt;
 use std::time::Duration;
 
-/// The progress of a rendezvous, which is reported once a second. It is formatted as `3 of 4 workers joined after 12 s,
-/// missing worker 2 at 10.0.0.7:2222`.
+/// The progress of a rendezvous, which is reported once a second. Its text is, for example, `3 of 4 workers
+/// joined after 12 s, missing worker 2 at 10.0.0.7:2222`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// The number of workers.
+    /// The number of workers in the cluster.
     pub workers: usize,
     /// The time that this worker has waited.
     pub waited: Duration,
@@ -18,16 +18,17 @@ pub struct Progress {
     pub refused: Vec<String>,
 }
 
-/// A missing worker.
+/// A worker that has not connected yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Missing {
-    /// The index of the worker.
+    /// The rank of the worker.
     pub worker: usize,
     /// The task of the worker.
     pub task: Task,
     /// The address at which the worker is expected.
     pub address: String,
-    /// The reason why the worker could not be reached so far, or the state of the connection to it, if known.
+    /// The reason why the worker could not be reached so far, or the state of the connection to it. `None` if
+    /// neither is known.
     pub last: Option<String>,
 }
 

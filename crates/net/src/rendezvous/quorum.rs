@@ -1,4 +1,4 @@
-//! The number of workers that form a world, as pure values and functions.
+//! The number of workers that form a world. This module contains only pure values and functions.
 
 // - INV-43: a worker that joins later, or did not receive the decision, is in none of the world's sessions and
 //   waits until the group is re-formed. Workers are numbered again, without gaps, in the order of their positions
@@ -14,14 +14,14 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// The time for which a leader whose world is full waits for an expected worker that may be running, in whose place it
-/// would take a spare.
+/// The time for which a leader with enough workers still waits for an expected worker that may be running,
+/// before a spare takes that worker's position.
 const PRESENT_GRACE: Duration = Duration::from_secs(5);
 
-/// The same time for a worker of the last world that is lost.
+/// The time for which the leader waits likewise for a worker of the last world that is lost.
 const LOST_GRACE: Duration = Duration::from_millis(500);
 
-/// The number of workers that form a world, if it does not need all workers of the cluster.
+/// The number of workers that form a world that does not need all workers of the cluster.
 ///
 /// ```
 /// use distribute_net::Quorum;
@@ -43,12 +43,13 @@ const LOST_GRACE: Duration = Duration::from_millis(500);
 pub struct Quorum {
     /// The minimum number of workers. No world is formed with fewer workers, however long the leader waits.
     pub minimum: usize,
-    /// The maximum number of workers. Others that have connected are spares: they wait until a worker is lost.
+    /// The maximum number of workers. Other workers that have connected are spares: they wait until a worker
+    /// is lost.
     pub maximum: usize,
     /// The positions in the cluster whose workers form a world as soon as all of them have connected.
     pub expected: BTreeSet<usize>,
-    /// The positions of the workers that are not known to be lost. A spare takes the place of one of them only if it
-    /// does not connect for some seconds.
+    /// The positions of the workers that are not known to be lost. A spare takes one of these positions only
+    /// if its worker does not connect for some seconds.
     pub present: BTreeSet<usize>,
     /// The time for which the leader waits for the expected workers after the minimum number is reached, measured from
     /// the last connection.
@@ -67,10 +68,12 @@ impl Quorum {
         }
     }
 
-    /// Returns whether the workers in `connected`, including the leader, form a world if no other worker has connected
-    /// for the time `idle`. Those of them in `spares` are not the workers that are expected. `is_first` is `true` if
-    /// the leader was in no world before, so that it knows of no worker that is lost. If more than the maximum have
-    /// connected, some of them form the world.
+    /// Returns whether the leader forms a world now. `connected` contains all connected workers and the
+    /// leader, and `spares` those of them that are spares, which are not the expected workers. No other
+    /// worker has connected for the time `idle`.
+    ///
+    /// `is_first` is `true` if the leader was in no world before, so that it knows of no lost worker. If more
+    /// than the maximum have connected, only some of them are in the world.
     pub fn is_met(
         &self,
         connected: &BTreeSet<usize>,
@@ -87,7 +90,7 @@ impl Quorum {
     }
 }
 
-/// The workers that the leader of a world knows when the group re-forms, as positions in the cluster.
+/// The workers that the leader of a world knows of when the group re-forms, as positions in the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KnownWorkers {
     /// The members of the world that are still there.
@@ -101,8 +104,8 @@ pub struct KnownWorkers {
 }
 
 impl KnownWorkers {
-    /// Returns the positions to [expect](Quorum::expected) in the next world, which has at most `maximum` workers. If
-    /// there are enough waiting processes for all free places, no lost worker is expected.
+    /// Returns the positions to [expect](Quorum::expected) in the next world, which has at most `maximum`
+    /// workers. Lost workers are not expected if enough processes wait to replace them.
     pub fn expected(self, maximum: usize) -> BTreeSet<usize> {
         let Self { present, lost, waiting, supplanted } = self;
         let room = maximum.saturating_sub(present.len());

@@ -1,4 +1,4 @@
-//! Incoming connections (*guests*) that have not identified themselves yet.
+//! Incoming connections (*guests*) whose handshake is not complete yet.
 
 use super::handshake_stream::{HandshakeError, HandshakeStream};
 use super::listener::Listener;
@@ -21,8 +21,8 @@ use std::time::Duration;
 /// The maximum number of simultaneous guests. Each takes a few kilobytes.
 const MAX_GUESTS: usize = 64;
 
-/// The number of guests to accept before all current ones are served. It is less than the maximum, so each guest is
-/// served before it may be replaced.
+/// The number of guests to accept before all current ones are served. It is less than the maximum, so that a
+/// guest is served before another may replace it.
 const MAX_ACCEPTS: usize = MAX_GUESTS / 2;
 
 /// The timeout of a handshake.
@@ -31,8 +31,8 @@ pub(super) const HANDSHAKE: Duration = Duration::from_secs(5);
 /// The time for which a rejected guest can receive the refusal.
 const REFUSAL_TIME: Duration = Duration::from_secs(1);
 
-/// A listener that performs the handshake with each guest, until the guest is rejected or has proved that it belongs to
-/// the job. It never blocks.
+/// A listener that performs the handshake with each guest, until the guest is accepted or rejected. It never
+/// blocks.
 #[derive(Debug)]
 pub(crate) struct Reception {
     listener: Listener,
@@ -43,10 +43,9 @@ pub(crate) struct Reception {
     guests: Vec<Guest>,
     admission: Guests,
     refused_connections: RefusedConnections,
-    /// The workers that the last call of [`advance`](Self::advance) rejected although they have proved that they belong
-    /// to the job.
+    /// The workers of the job that were rejected in the last call of [`advance`](Self::advance).
     member_refusals: Vec<MemberRefusal>,
-    /// The end of a pause in which no guest is accepted, because accepting a guest has failed.
+    /// The end of a pause in accepting guests, after accepting one has failed.
     pause: Option<Deadline>,
 }
 
@@ -55,10 +54,10 @@ struct Guest {
     handshake_stream: HandshakeStream,
     place: GuestId,
     from: SocketAddr,
-    /// The reason why the handshake has failed, until it is reported.
+    /// The reason why the handshake has failed, until it is logged.
     handshake_error: Option<HandshakeError>,
-    /// The worker as which the guest has identified itself, if it was rejected because it disagrees on the job or the
-    /// cluster.
+    /// The hello of a guest that belongs to the job, if it was rejected because it disagrees on the job or
+    /// the cluster.
     refused_member: Option<Hello>,
     patience: Deadline,
     state: State,
@@ -67,16 +66,16 @@ struct Guest {
 #[derive(Debug)]
 enum State {
     Talking(Box<Host>),
-    /// The last handshake message is being sent.
+    /// The guest is accepted, and the last handshake message is being sent.
     Welcome(Hello, Option<Arc<Pair>>),
     Leaving,
     Gone,
 }
 
-/// A function that decides whether to accept a member of the job, which has connected from the given address.
+/// A function that decides whether to accept a member of the job that has connected from the given address.
 pub(crate) type Decide<'a> = dyn FnMut(&Hello, SocketAddr) -> Result<(), Refusal> + 'a;
 
-/// A member of the job that was accepted.
+/// A member of the job that was accepted and has been notified.
 #[derive(Debug)]
 pub(crate) struct Accepted {
     pub hello: Hello,
@@ -84,8 +83,7 @@ pub(crate) struct Accepted {
     pub stream: Stream,
 }
 
-/// A worker that has proved that it belongs to the job, and was rejected because it disagrees on the job or the
-/// cluster.
+/// A worker of the job that was rejected because it disagrees on the job or the cluster.
 #[derive(Clone, Debug)]
 pub(crate) struct MemberRefusal {
     pub hello: Hello,
@@ -112,18 +110,18 @@ impl Reception {
         }
     }
 
-    /// Sets the names that workers have in refusals.
+    /// Sets the names of workers for the texts of refusals.
     pub fn named(mut self, names: Names) -> Self {
         self.names = names;
         self
     }
 
-    /// Returns the hello with which guests are compared, so that it can be changed.
+    /// Returns this worker's hello, with which guests are compared, so that the caller can change it.
     pub fn mine_mut(&mut self) -> &mut Hello {
         &mut self.mine
     }
 
-    /// Returns the events for which to wait.
+    /// Returns the socket events for which to wait.
     pub fn interests(&self) -> Vec<PollFd<'_>> {
         let listener = self.pause.is_none().then(|| poll::interest(&self.listener.0, false));
         listener
@@ -156,8 +154,8 @@ impl Reception {
         arrivals
     }
 
-    /// Logs the handshakes that have failed, and records the stages of the guests. Guests that were accepted or have
-    /// disconnected no longer count.
+    /// Logs failed handshakes, and records the workers of the job that were rejected. Removes guests that
+    /// count no longer, because they were accepted or have disconnected.
     fn note(&mut self) {
         for guest in &mut self.guests {
             if let Some(handshake_error) = guest.handshake_error.take() {
@@ -180,13 +178,13 @@ impl Reception {
         self.refused_connections.look();
     }
 
-    /// Removes and returns the workers of the job that the last [`advance`](Self::advance) has rejected, because they
-    /// disagree on data that must be the same on all workers.
+    /// Removes and returns the workers of the job that the last call of [`advance`](Self::advance) has
+    /// rejected because they disagree on data that must be the same on all workers.
     pub fn take_member_refusals(&mut self) -> Vec<MemberRefusal> {
         std::mem::take(&mut self.member_refusals)
     }
 
-    /// Returns the latest connections that were rejected, with the reasons.
+    /// Returns the latest connections that were rejected, as texts with address and reason.
     pub fn refused(&self) -> Vec<String> {
         self.refused_connections.refused()
     }
@@ -203,7 +201,7 @@ impl Reception {
         self.guests.iter().any(talks)
     }
 
-    /// Returns the workers that were accepted, and whose acceptance is still being sent.
+    /// Returns the positions of the accepted workers to which the last handshake message is still being sent.
     pub fn welcoming(&self) -> impl Iterator<Item = usize> {
         self.guests.iter().filter_map(|guest| match &guest.state {
             State::Welcome(hello, _) => Some(hello.rank),
@@ -299,8 +297,8 @@ impl Guest {
         }
     }
 
-    /// Closes the connection of this guest, so that another guest can be accepted. Without TLS, a refusal is sent
-    /// before. Returns the reason, unless the guest was already rejected for a different reason.
+    /// Closes this guest's connection to make room for another guest. Without TLS, a refusal is sent first.
+    /// Returns the reason, unless the guest was already rejected for a different reason.
     fn evict(mut self, is_tls: bool) -> Option<HandshakeError> {
         if !matches!(self.state, State::Talking(_)) {
             return None;
@@ -357,7 +355,8 @@ impl Guest {
     }
 }
 
-/// Opens the memory that a worker has offered. If that fails, the socket is used instead.
+/// Opens the memory that a worker has offered. Returns `None` if that fails, so that the link uses the
+/// socket.
 fn accept(worker: usize, offer: Offer) -> Option<Arc<Pair>> {
     match Pair::accept(offer) {
         Ok(pair) => Some(Arc::new(pair)),

@@ -1,15 +1,15 @@
-//! The end of a rendezvous that does not form a world.
+//! The workers to notify when a rendezvous ends without a world.
 
 use crate::link::Link;
 use distribute_cluster::Deadline;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// The time for which the leader continues to notify workers that connect a little later. Workers that connect after
-/// this time find no process at the leader's address.
+/// The time for which the leader still notifies workers that connect. Workers that connect later find no
+/// process at the leader's address.
 const STAY: Duration = Duration::from_secs(2);
 
-/// The workers that are still to be notified that there will be no world.
+/// The workers to notify that there will be no world.
 #[derive(Debug)]
 pub(super) struct RefusalBroadcast {
     unnotified: BTreeSet<usize>,
@@ -28,18 +28,18 @@ impl RefusalBroadcast {
         self.unnotified.remove(&worker)
     }
 
-    /// Removes a worker that was also rejected, because its refusal has notified it.
+    /// Removes a worker that was also rejected, because the rejection notifies it.
     pub fn remove(&mut self, worker: usize) {
         self.unnotified.remove(&worker);
     }
 
-    /// Returns the maximum time to wait.
+    /// Returns the time for which the leader still waits.
     pub fn patience(&mut self) -> Duration {
         self.until.look()
     }
 
-    /// Returns whether all workers were notified and have disconnected, or the time has passed. `is_refusing` is
-    /// whether a refusal is still being sent.
+    /// Returns whether the leader may exit: all workers were notified and have disconnected, or the time has
+    /// passed. `is_refusing` is whether a refusal is still being sent.
     pub fn is_over(&self, links: &[Link], is_refusing: bool) -> bool {
         (self.unnotified.is_empty() && links.is_empty() && !is_refusing) || self.until.has_passed()
     }

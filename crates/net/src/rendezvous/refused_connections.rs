@@ -1,4 +1,4 @@
-//! Log messages about rejected connections.
+//! A log of rejected connections.
 
 use super::handshake_stream::HandshakeError;
 use crate::handshake::{Reason, Refusal};
@@ -9,14 +9,14 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// The interval between two log messages with the number of rejected connections of one kind.
+/// The interval between two log messages that count the rejected connections of one kind.
 const COUNT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The maximum number of rejected connections that are kept for the error at the deadline.
 const MAX_KEPT: usize = 4;
 
-/// A log of rejected connections: the first of each kind with the reason, and then the number of connections of that
-/// kind.
+/// A log of rejected connections. It logs the first one of each kind with the reason, and then only the
+/// number of others of that kind.
 #[derive(Debug)]
 pub(super) struct RefusedConnections {
     repeats: Repeats<LogKind>,
@@ -39,8 +39,8 @@ impl Default for RefusedConnections {
 }
 
 impl RefusedConnections {
-    /// Logs a connection whose handshake has failed, at a limited rate. If the connection was refused for a reason that
-    /// may identify a worker, it is kept for the error at the deadline.
+    /// Logs a failed handshake, at a limited rate. If the connection was rejected for a reason that may
+    /// identify a worker, it is kept for the error at the deadline.
     pub fn log(&mut self, from: SocketAddr, handshake_error: &HandshakeError) {
         match handshake_error {
             // It will be accepted soon.
@@ -59,8 +59,8 @@ impl RefusedConnections {
         }
     }
 
-    /// Returns the latest connections that were rejected, with the reasons. One of them may have come from a missing
-    /// worker.
+    /// Returns the latest connections that were rejected, as texts with address and reason. A missing worker
+    /// may be among them.
     pub fn refused(&self) -> Vec<String> {
         self.refused.iter().map(|(from, refusal)| format!("{from} ({refusal})")).collect()
     }
@@ -77,7 +77,7 @@ impl RefusedConnections {
         self.refused.push((from, refusal.clone()));
     }
 
-    /// Logs that no connection can be accepted.
+    /// Logs that accepting a connection has failed.
     pub fn fail(&mut self, error: &io::Error) {
         self.warn(LogKind::Failed, || tracing::warn!(%error, "a connection cannot be accepted"));
     }

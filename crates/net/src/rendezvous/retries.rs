@@ -1,4 +1,5 @@
-//! The times of further attempts to connect to a process that could not be reached, as pure values and functions.
+//! The times at which to retry connecting to a process that could not be reached. This module contains only
+//! pure values and functions.
 
 use super::state::Call;
 use crate::handshake::{Purpose, Reason, Refusal};
@@ -11,7 +12,7 @@ const FIRST_WAIT: Duration = Duration::from_millis(10);
 /// previous world within milliseconds.
 const SHORT_WAIT: Duration = Duration::from_millis(5);
 
-/// The number of these attempts.
+/// The number of attempts after [`SHORT_WAIT`].
 const SHORT_WAITS: u32 = 10;
 
 /// The longest wait between two attempts.
@@ -20,16 +21,17 @@ const MAX_WAIT: Duration = Duration::from_millis(500);
 /// The maximum wait if the other side had too many connections. It is short because that number changes soon.
 const CROWDED: Duration = Duration::from_millis(100);
 
-/// The maximum number of attempts at a position that another process occupies. They take about 7 s, which is longer
-/// than detecting that the process has died. Detection takes up to twice the silence if the world is formed in that
-/// time, because the timers of a new world start again.
+/// The maximum number of attempts to join at a position that another process occupies. They take about 7 s,
+/// longer than it takes to detect that the other process has failed. Detection takes up to twice
+/// [`Settings::silence`](crate::Settings::silence) if a world is formed in between, because its timers start
+/// again.
 const OFTEN: u32 = 19;
 
-/// The state of the attempts to connect to a process.
+/// The retries of a connection to one process.
 #[derive(Clone, Debug)]
 pub struct Retries {
     wait: Duration,
-    /// The number of further short waits.
+    /// The number of remaining attempts after a short wait.
     short: u32,
     last: Option<String>,
     /// The number of attempts that failed because the position was occupied.
@@ -56,7 +58,7 @@ impl Retries {
         self.last.as_deref()
     }
 
-    /// Records a failed or closed connection. Returns the wait before the next attempt.
+    /// Records that a connection has failed or was closed. Returns the wait before the next attempt.
     pub fn broken(&mut self, reason: String) -> Duration {
         self.last = Some(reason);
         if self.short > 0 {
@@ -68,11 +70,11 @@ impl Retries {
         wait
     }
 
-    /// Records a refusal by one of the two sides. Returns the wait before the next attempt if a later attempt may be
-    /// accepted.
+    /// Records that one side has rejected the other. Returns the wait before the next attempt if a later
+    /// attempt may succeed.
     ///
     /// # Errors
-    /// Returns the refusal if no later attempt will be accepted.
+    /// Returns the refusal if no later attempt can succeed.
     pub fn refused(&mut self, refusal: Refusal) -> Result<Duration, Refusal> {
         match refusal.reason {
             Reason::Crowded => Ok(self.broken(refusal.to_string()).min(CROWDED)),

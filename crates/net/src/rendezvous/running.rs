@@ -23,10 +23,10 @@ use std::time::Duration;
 /// The interval of progress reports.
 const REPORT: Duration = Duration::from_secs(1);
 
-/// The maximum time between two checks of new connections, unless the process was stopped.
+/// The maximum time between two checks of new connections while this process runs without interruption.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// The maximum number of turns of one link before it is the turn of the others.
+/// The maximum number of consecutive turns of one link.
 const TURNS: usize = 64;
 
 /// A running rendezvous: incoming connections, outgoing connections, and connections that have become links.
@@ -37,23 +37,23 @@ pub(super) struct RunningRendezvous {
     context: CallContext,
     dialers: Vec<Dialer>,
     links: Vec<Link>,
-    /// The deadline of each link for the next message.
+    /// The deadline by which each worker must send something.
     silences: Vec<(usize, Deadline)>,
-    /// The events of links to workers that already have all of their links. The mesh delivers them.
+    /// Events of links to workers that have already completed the rendezvous. The mesh delivers them.
     early: Vec<Event>,
     settings: Settings,
     progress: Box<dyn FnMut(&Progress) + Send>,
-    /// Whether a spare returns instead of waiting for a world that needs it.
+    /// Whether a spare returns with an error instead of waiting for a world that needs it.
     returns_spare: bool,
 }
 
-/// The time since the last worker connected. Time in which this process was stopped is not included, because others may
-/// have connected in that time.
+/// The time since the last worker connected. Time during which this process was stopped does not count,
+/// because workers may have tried to connect then.
 #[derive(Debug)]
 struct IdleTime {
     so_far: Duration,
     since: Stopwatch,
-    /// The time for which a handshake was running.
+    /// The total time during which handshakes were running.
     talked: Duration,
 }
 
@@ -64,8 +64,9 @@ impl Default for IdleTime {
 }
 
 impl IdleTime {
-    /// Returns the time without a new worker, or zero while a handshake is running. The timer pauses for at most the
-    /// duration of one handshake, because connections from outside the job can always start another one.
+    /// Returns the time without a new worker, or zero while a handshake is running. Handshakes delay the
+    /// timer for at most the duration of one, because connections from outside the job can always start
+    /// another one.
     fn look(&mut self, is_talking: bool) -> Duration {
         let since = std::mem::replace(&mut self.since, Stopwatch::start()).elapsed().min(CHECK_INTERVAL);
         if is_talking && self.talked < HANDSHAKE {
@@ -104,18 +105,18 @@ impl RunningRendezvous {
         }
     }
 
-    /// Sets whether a spare returns instead of waiting for a world that needs it.
+    /// Sets whether a spare returns with an error instead of waiting for a world that needs it.
     pub fn returns_spare(mut self, returns: bool) -> Self {
         self.returns_spare = returns;
         self
     }
 
-    /// Continues until this worker has links to all others of its world, until `deadline` at the latest. Returns the
-    /// mesh, whose messages are delivered to `receiver`. While the leader of a world holds the connection to this
-    /// worker as its spare, the deadline is postponed.
+    /// Runs the rendezvous until this worker has links to all others of its world. Returns the mesh, which
+    /// delivers messages to `receiver`. While the leader of a world holds this worker's connection as that of
+    /// a spare, the deadline is postponed.
     ///
     /// # Errors
-    /// - [`JoinError::Spare`]: this worker is a spare, and returns as one.
+    /// - [`JoinError::Spare`]: this worker is a spare, and was configured to [return](Self::returns_spare).
     /// - [`JoinError::Deadline`]: the deadline has passed. The leader first sends the list of missing workers to the
     ///   others.
     /// - Other errors, if the rendezvous can no longer succeed, for example because another process has rejected this
@@ -184,8 +185,8 @@ impl RunningRendezvous {
         }
     }
 
-    /// Takes the workers of the job that were rejected. Returns the first one without which no world can be formed;
-    /// `None` if there is none.
+    /// Removes the recorded workers of the job that were rejected. Returns the first one without which no
+    /// world can be formed, or `None`.
     fn member_refusal(&mut self) -> Option<MemberRefusal> {
         self.reception
             .take_member_refusals()
@@ -216,8 +217,8 @@ impl RunningRendezvous {
         self.state.other_refused(hello.rank, from.to_string(), refusal)
     }
 
-    /// Fails each link over which nothing has been received for too long, for example because the machine at the other
-    /// end is down. A healthy worker is never silent for so long, because it sends heartbeats.
+    /// Fails each link over which nothing was received for the time of silence, for example because the other
+    /// machine is down. Running workers send heartbeats more often.
     fn check_silences(&mut self) {
         let silence = self.settings.silence;
         self.silences.retain(|(worker, _)| self.links.iter().any(|link| link.peer() == *worker));
@@ -236,7 +237,7 @@ impl RunningRendezvous {
         }
     }
 
-    /// Processes all connections without blocking.
+    /// Continues all handshakes and links without blocking.
     ///
     /// # Errors
     /// Returns a [`JoinError`] if the rendezvous can no longer succeed, for example because another process has
@@ -314,7 +315,7 @@ impl RunningRendezvous {
         }
     }
 
-    /// Sends a note to all workers that have a link to this one.
+    /// Sends a note over all links of this worker.
     fn broadcast(&self, note: &Note) {
         for link in &self.links {
             link.send(Frame::Data(Message::new("", note.encode())));

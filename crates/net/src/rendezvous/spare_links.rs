@@ -14,8 +14,10 @@ use distribute_cluster::Deadline;
 use rustix::event::PollFd;
 use std::collections::BTreeSet;
 
-/// The spares of a world, each with its connection. A spare learns by a note that it is one, by heartbeats that the
-/// leader is running, by the end of the connection that the group re-forms, and by a note that the training has ended.
+/// The spares of a world, each with its connection.
+///
+/// The leader sends a note to each new spare, heartbeats while the leader is running, and a note when the
+/// training has ended. If the connection ends without that note, the group re-forms.
 #[derive(Debug)]
 pub(super) struct SpareLinks {
     generation: u64,
@@ -28,12 +30,13 @@ pub(super) struct SpareLinks {
 struct SpareLink {
     link: Link,
     silence: Deadline,
-    /// Whether the spare was notified of the end of the training.
+    /// Whether the spare was notified that the training has ended.
     is_dismissed: bool,
 }
 
 impl SpareLinks {
-    /// Creates the links to the spares of the world of this generation that have taken part in its rendezvous.
+    /// Creates the links to the spares that have taken part in the rendezvous of the world of this
+    /// generation.
     pub fn new(generation: u64, settings: Settings, links: Vec<Link>) -> Self {
         let beat = Deadline::after(settings.heartbeat);
         let mut spares = Self { generation, settings, all: Vec::new(), beat };
@@ -41,7 +44,7 @@ impl SpareLinks {
         spares
     }
 
-    /// Adds a spare that was accepted.
+    /// Adds a spare that was accepted after the rendezvous.
     pub fn add(&mut self, position: usize, stream: Stream) {
         self.hold(Link::new(position, stream, Decoder::new(self.settings.limits)));
     }
@@ -57,13 +60,13 @@ impl SpareLinks {
         self.all.iter().map(|spare| spare.link.peer()).collect()
     }
 
-    /// Returns the events for which to wait.
+    /// Returns the socket events for which to wait.
     pub fn interests(&self) -> impl Iterator<Item = PollFd<'_>> {
         self.all.iter().map(|spare| spare.link.interest())
     }
 
-    /// Sends heartbeats that are due, and disconnects spares that are lost or silent. If `over` is `true`, notifies
-    /// each spare of the end of the training.
+    /// Sends heartbeats that are due, and removes spares that have disconnected or are silent. If `over` is
+    /// `true`, notifies each spare that the training has ended.
     pub fn serve(&mut self, over: bool) {
         self.beat.look();
         let beats = self.beat.has_passed();

@@ -1,7 +1,8 @@
-//! The decisions of one worker in a rendezvous about incoming and outgoing connections, until it has a link to every
-//! other worker. This module contains only pure functions and values, without sockets, threads and clocks.
+//! The decisions of one worker in a rendezvous about incoming and outgoing connections, until it has a link
+//! to every other worker. This module contains only pure functions and values, without sockets, threads and
+//! clocks.
 //!
-//! A rendezvous executes these decisions over sockets, and the crate `distribute-simulation` executes them without
+//! `running` carries out these decisions over sockets, and the crate `distribute-simulation` does so without
 //! sockets.
 
 use super::membership::Membership;
@@ -19,21 +20,24 @@ pub struct RendezvousState {
     world: World,
     members: Membership,
     quorum: Quorum,
-    /// The time for which a leader that has just started waits for members of the world of which a spare knows.
+    /// The time for which a leader that has just started waits for members of the world that a spare knows
+    /// of.
     patience: Duration,
     /// Whether this worker knows the table of the world: it is the leader, or the leader has sent the table.
     located: bool,
-    /// The progress that the leader has sent last.
+    /// The latest progress that the leader has sent.
     reported: Option<Progress>,
-    /// The generation of the last world that was complete without this worker, which is its spare; 0 if there was none.
+    /// The generation of the last world that was complete without this worker, so that this worker is its
+    /// spare; 0 if there was none.
     spare_of: u64,
-    /// Whether the leader of that world holds the connection to this worker.
+    /// Whether the leader of the world `spare_of` holds the connection to this worker.
     is_held: bool,
-    /// The connections that the leader has rejected. They are kept if the leader disconnects.
+    /// The connections that the leader has rejected, as it has reported. They are kept if the leader
+    /// disconnects.
     refused: Vec<String>,
 }
 
-/// A worker to which this worker must connect, with retries until that worker is running.
+/// A connection that this worker must make to another one, with retries until that worker is running.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
     /// The position of the worker in the cluster; 0 for a task that belongs to no world.
@@ -42,26 +46,26 @@ pub struct Call {
     pub address: Address,
     /// The purpose of the connection.
     pub purpose: Purpose,
-    /// The generation to [send](crate::handshake::Hello::generation).
+    /// The generation to [send](crate::handshake::Hello::generation) in the hello.
     pub generation: u64,
     /// The reason why an earlier link to the worker has failed, if there was one.
     pub before: Option<String>,
 }
 
-/// The next step after an event of a link.
+/// The next step after an event of a link, as decided by [`RendezvousState`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NextStep {
     /// Connect to the given workers.
     Call(Vec<Call>),
-    /// Keep the event for the user of the links: the sender has already completed its rendezvous.
+    /// Keep the event for the mesh, because the sender has already completed its rendezvous.
     Keep,
-    /// Close the link to the worker, if it still exists, and discard everything received from it. The worker may
-    /// return. If this worker must connect to it again, the variant contains the call.
+    /// Close the link to the worker, if it still exists, and discard everything received from it. The worker
+    /// may connect again. If this worker must make the connection, the second field is the call.
     Drop(usize, Option<Call>),
 }
 
 impl RendezvousState {
-    /// Creates the state before any worker has connected. `members` is the membership from the point of view of worker
+    /// Creates the state before any worker has connected. `members` is the membership of worker
     /// `world.worker()`.
     pub fn new(world: World, members: Membership) -> Self {
         let quorum = Quorum::all(world.workers());
@@ -76,44 +80,47 @@ impl RendezvousState {
         self
     }
 
-    /// Returns the generation of the world of which this worker is a spare, if the world's leader holds the connection.
+    /// Returns the generation of the world of which this worker is a spare, if the leader of that world holds
+    /// the connection.
     pub fn held(&self) -> Option<u64> {
         self.is_held.then_some(self.spare_of)
     }
 
-    /// Sets the number of workers that form a world. The default is all of them. Only the leader uses it.
+    /// Sets the number of workers that form a world. The default is all workers. Only the leader uses this
+    /// setting.
     pub fn quorum(mut self, quorum: Quorum) -> Self {
         self.quorum = quorum;
         self
     }
 
-    /// Sets the time for which a leader that has just started waits for members of the world of which a spare knows. It
-    /// is at least the [grace](Quorum::grace), and less than the time for which spares wait for a leader.
+    /// Sets the time for which a leader that has just started waits for members of the world that a spare
+    /// knows of. The time should be less than that for which spares wait for a leader; if it is less than the
+    /// [grace](Quorum::grace), the grace applies.
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
         self
     }
 
-    /// Returns the first connection to make: the one to the leader. Returns `None` on the leader.
+    /// Returns the first connection to make, which is that to the leader; `None` on the leader.
     pub fn begin(&self) -> Option<Call> {
         self.call_leader(None)
     }
 
-    /// Returns whether the leader cannot form a world without `worker`, because the world needs all workers and
-    /// `worker` has not connected. Returns `false` on any worker other than the leader.
+    /// Returns whether this worker is the leader, and cannot form a world without `worker`: the world needs
+    /// all workers, and `worker` has not connected.
     pub fn needs(&self, worker: usize) -> bool {
         let is_awaited =
             (1..self.world.workers()).contains(&worker) && !self.members.connected().contains(&worker);
         self.world.is_chief() && is_awaited && self.quorum.minimum >= self.world.workers()
     }
 
-    /// Returns the connections that were rejected: first those that this worker has rejected, then those that the
-    /// leader has reported.
+    /// Returns the rejected connections: those in `own`, which this worker has rejected, followed by those
+    /// that the leader has reported.
     pub fn refused_connections(&self, own: Vec<String>) -> Vec<String> {
         own.into_iter().chain(self.refused.iter().cloned()).collect()
     }
 
-    /// Returns the error for the rejection of another worker.
+    /// Returns the error of a rendezvous that fails because `worker` was rejected.
     pub fn other_refused(&self, worker: usize, address: String, refusal: Refusal) -> JoinError {
         JoinError::OtherRefused { worker, task: self.members.task(worker), address, refusal }
     }
@@ -128,27 +135,27 @@ impl RendezvousState {
         Some(Call { worker: 0, address: leader.clone(), purpose, generation, before })
     }
 
-    /// Returns whether this worker knows the generation of the world, and the addresses of its workers.
+    /// Returns whether this worker knows the generation of the world and the addresses of its workers.
     pub fn is_located(&self) -> bool {
         self.located
     }
 
-    /// Returns the workers of the rendezvous, and their addresses.
+    /// Returns the workers that take part in the rendezvous, and their addresses.
     pub fn members(&self) -> &Membership {
         &self.members
     }
 
-    /// Accepts a worker that has proved that it belongs to the job, and records it.
+    /// Decides whether to accept a worker that belongs to the job, and records it if so.
     ///
     /// # Errors
-    /// Returns the refusal of a worker that cannot be accepted.
+    /// Returns the refusal to send to a worker that is not accepted.
     pub fn decide(&mut self, hello: &Hello) -> Result<(), Refusal> {
         self.members.decide(hello)?;
         self.members.connect(hello);
         Ok(())
     }
 
-    /// Removes a worker that was accepted but could not be notified. It may return.
+    /// Removes a worker that was accepted but could not be notified. It may connect again.
     pub fn leave(&mut self, worker: usize) {
         self.members.leave(worker);
     }
@@ -212,7 +219,7 @@ impl RendezvousState {
         JoinError::Leader { task: self.members.task(0), address: self.members.address(0), problem }
     }
 
-    /// Describes a table of a world that this worker cannot be in.
+    /// Describes a table of a world that does not fit this worker.
     fn misfit(&self, generation: u64, members: &[(usize, Address)]) -> String {
         let (places, me) = (members.iter().map(|(place, _)| *place), self.world.worker());
         format!(
@@ -223,7 +230,8 @@ impl RendezvousState {
         )
     }
 
-    /// Processes a disconnect. The worker may return, unless the leader has sent the table of the world.
+    /// Processes a worker's disconnect. The worker may connect again, unless the leader has sent the table of
+    /// the world.
     ///
     /// # Errors
     /// - [`JoinError::Lost`]: this worker has received the table, and the other worker did not exit gracefully. A
@@ -245,9 +253,9 @@ impl RendezvousState {
         Ok(NextStep::Drop(0, self.call_leader(Some(reason))))
     }
 
-    /// Returns the workers that are missing, as far as this worker knows. The list is empty if this worker has a link
-    /// to every other one. `calls` contains the connections that are not established, each with the reason for its
-    /// latest failure.
+    /// Returns the workers that are missing, as far as this worker knows. The list is empty if this worker
+    /// has all of its links. `calls` contains the connections that this worker has not made yet, each with
+    /// the reason for its latest failure.
     pub fn missing<'a>(&self, calls: impl Iterator<Item = (&'a Call, Option<String>)>) -> Vec<Missing> {
         if let (false, Some(reported)) = (self.located, &self.reported) {
             let named =
@@ -271,9 +279,9 @@ impl RendezvousState {
         missing
     }
 
-    /// Closes the world on the leader if the connected workers are a quorum and no worker has connected for the time
-    /// `idle`. From then on, no other worker is missing. If more have connected than the world may have, the others are
-    /// its spares.
+    /// Decides the members of the world on the leader, if the connected workers are a quorum and no other
+    /// worker has connected for the time `idle`. After that no other worker is missing. If more workers have
+    /// connected than the world may have, the remaining ones are its spares.
     pub fn close_with_quorum(&mut self, idle: Duration) {
         if self.members.awaits_members() && idle < self.patience.max(self.quorum.grace) {
             // Members of an earlier world have the state.
@@ -295,7 +303,7 @@ impl RendezvousState {
         self.quorum.maximum
     }
 
-    /// Returns whether this worker has a link to every other one, given the missing workers.
+    /// Returns whether this worker has all of its links, given the workers that are still missing.
     pub fn is_complete(&self, missing: &[Missing]) -> bool {
         missing.is_empty() && self.located && self.members.is_closed()
     }
@@ -307,15 +315,15 @@ impl RendezvousState {
         self.world.is_chief().then(|| Note::Table(self.members.generation(), members()))
     }
 
-    /// Returns the error for a connection that one side has rejected.
+    /// Returns the error of a connection that one side has rejected.
     pub fn refused(&self, call: &Call, refusal: Refusal) -> JoinError {
         let (task, address) = (self.members.task(call.worker), call.address.to_string());
         JoinError::Refused { worker: call.worker, task, address, refusal }
     }
 }
 
-/// Returns the refusal of a process that connects to a complete world. `lost` is `true` if the worker at its position
-/// is disconnected. `mine` is the task of this worker, and `theirs` that of the process.
+/// Returns the refusal for a process that connects to a complete world. `lost` is `true` if the worker at the
+/// process's position is disconnected. `mine` is the task of this worker, and `theirs` that of the process.
 pub fn latecomer(mine: &Task, theirs: &Task, lost: bool) -> Refusal {
     if lost {
         let text = format!("{mine} has lost {theirs}, and accepts another one when the group re-forms");

@@ -1,30 +1,30 @@
-//! The processes that have connected since the world was formed, and that wait for the next one. This module contains
-//! only pure functions and values.
+//! The processes that have connected to a complete world and wait for the next one. This module contains only
+//! pure functions and values.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// The time after which a process that has not connected again is removed. Waiting processes connect at least every
-/// half second.
+/// The time after which a process that has not connected again is removed. Waiting processes connect at least
+/// every half second.
 const GONE: Duration = Duration::from_secs(3);
 
 /// The processes that wait for the next world, by position in the cluster. Times are relative to a fixed start.
 #[derive(Debug, Default)]
 pub struct WaitingProcesses {
     all: BTreeMap<usize, WaitingProcess>,
-    /// The positions of the spares, whose connections are held. They wait until a worker is lost.
+    /// The positions of the spares. The leader holds their connections.
     spares: BTreeSet<usize>,
 }
 
 #[derive(Debug)]
 struct WaitingProcess {
-    /// The generation of the last world of which the process was a member.
+    /// The generation of the last world of which the process was a member; 0 if there was none.
     generation: u64,
     at: Duration,
 }
 
 impl WaitingProcesses {
-    /// Records that the process at this position has connected.
+    /// Records that the process at this position has connected at the time `now`.
     pub fn record(&mut self, position: usize, generation: u64, now: Duration) {
         self.all.insert(position, WaitingProcess { generation, at: now });
     }
@@ -59,8 +59,8 @@ impl WaitingProcesses {
         self.all.keys().copied().chain(self.spares.iter().copied()).collect()
     }
 
-    /// Returns whether another world has taken the place of the world of `generation`: a waiting process was a member
-    /// of a different world, of the same generation or a later one.
+    /// Returns whether another world has replaced the one of `generation`: a waiting process was a member of
+    /// a different world, of the same generation or a later one.
     pub fn supplant(&self, generation: u64) -> bool {
         self.all.values().any(|knock| knock.generation >= generation)
     }

@@ -1,4 +1,4 @@
-//! Memory of this process that other processes on its machine can read.
+//! An allocator of memory that other processes on this machine can read.
 
 use super::map::{Extent, Extents};
 use super::memfd::{self, Location};
@@ -10,41 +10,43 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
-/// The granularity of sizes, in bytes.
+/// The granularity of block sizes, in bytes.
 const PAGE: usize = 4 << 10;
 
-/// The number of block sizes from one power of two to the next, if they are multiples of a page.
+/// The number of block sizes between two powers of two, as far as they are multiples of a page.
 const STEPS: usize = 4;
 
-/// The maximum size in bytes of a segment that is divided into several blocks. A block of more than half this size has
-/// a separate segment.
+/// The maximum size in bytes of a segment with several blocks. A block of more than half this size has its
+/// own segment.
 const SEGMENT: usize = 1 << 20;
 
 /// The maximum number of segments. Each needs a file descriptor, and the limit on descriptors is often a thousand.
 const SEGMENTS: usize = 256;
 
-/// The maximum number of unused bytes that are kept.
+/// The maximum number of unused bytes to keep for later allocations.
 const MAX_UNUSED: usize = 2 << 30;
 
-/// The number of heartbeats after which blocks are freed that were not used in the meantime.
+/// The number of heartbeats after which unused blocks are freed, if they were not used between them.
 const WINDOW: u32 = 10;
 
-/// An allocator of memory that other processes on this machine can read. It allocates blocks of a few [sizes](size_for)
-/// and reuses freed blocks. Each step of a training run thus gets the same pages for the same sizes.
+/// An allocator of memory that other processes on this machine can read.
+///
+/// It allocates blocks of a few [sizes](size_for) and reuses freed blocks. So each step of a training run
+/// gets the same pages for the same sizes.
 #[derive(Debug, Default)]
 pub(crate) struct Arena {
     free: Mutex<Free>,
-    /// The segments, by their address.
+    /// The segments by start address.
     segments: Mutex<BTreeMap<usize, Weak<Segment>>>,
-    /// The current number of segments, and the number of segments ever created.
+    /// The current number of segments.
     count: AtomicUsize,
     made: AtomicUsize,
 }
 
-/// The unused blocks.
+/// The blocks that are not in use.
 #[derive(Debug, Default)]
 struct Free {
-    /// The blocks by size.
+    /// The unused blocks by size.
     classes: BTreeMap<usize, Class>,
     bytes: usize,
     beats: u32,
@@ -53,7 +55,7 @@ struct Free {
 #[derive(Debug, Default)]
 struct Class {
     blocks: Vec<Block>,
-    /// The minimum number of unused blocks since the last check.
+    /// The minimum number of unused blocks since the last check, which can therefore be freed.
     unused: usize,
 }
 
@@ -66,13 +68,13 @@ pub(crate) struct Segment {
     extents: Extents,
     /// The file, which stays open so that others can open it.
     _file: File,
-    /// Whether the blocks must not be reused, because another process may still read them and will not report when it
-    /// has finished.
+    /// Whether the blocks must not be reused. Another process may still read them, and will not report when
+    /// it has finished.
     retired: AtomicBool,
     arena: Weak<Arena>,
 }
 
-/// A part of a segment, which is the unit of allocation.
+/// A part of a segment that is allocated as a unit.
 #[derive(Debug)]
 pub(super) struct Block {
     pub segment: Arc<Segment>,
@@ -80,8 +82,10 @@ pub(super) struct Block {
 }
 
 impl Arena {
-    /// Allocates a region of `length` bytes. Its contents are zeros or data of an earlier region. Returns an error if
-    /// there are too many segments, or if the system has no memory.
+    /// Allocates a region of `length` bytes. Its contents are zeros or data of an earlier region.
+    ///
+    /// # Errors
+    /// Returns an I/O error if there are too many segments, or if the system has no memory left.
     pub fn allocate(self: &Arc<Self>, length: usize) -> io::Result<Region> {
         let size = size_for(length).ok_or(io::ErrorKind::OutOfMemory)?;
         let block = match self.reuse(size) {
@@ -100,7 +104,8 @@ impl Arena {
         Some(block)
     }
 
-    /// Creates another segment with blocks of `size` bytes. Returns its first block, and keeps the others.
+    /// Creates another segment with blocks of `size` bytes. Returns its first block and keeps the others for
+    /// later allocations.
     ///
     /// # Errors
     /// Returns an I/O error if there are too many segments, or if the system has no memory left.
@@ -146,8 +151,8 @@ impl Arena {
         }
     }
 
-    /// Returns the segment that contains the given bytes, and their offset in it; `None` if the bytes are not in the
-    /// arena.
+    /// Returns the segment that contains the given bytes, and their offset in the segment; `None` if the
+    /// bytes are not in the arena.
     pub fn find(&self, bytes: &[u8]) -> Option<(Arc<Segment>, usize)> {
         let at = bytes.as_ptr().addr();
         let (start, segment) =
@@ -163,7 +168,8 @@ impl Arena {
         self.count.load(Ordering::Acquire)
     }
 
-    /// Frees blocks that were not used during the last heartbeats. Call this with each heartbeat.
+    /// Counts a heartbeat, and frees blocks that were not used during the last heartbeats. Call this with
+    /// each heartbeat.
     pub fn trim(&self) {
         let mut dropped = Vec::new();
         let mut free = self.free.lock();
@@ -181,8 +187,8 @@ impl Arena {
 }
 
 impl Segment {
-    /// Prevents the reuse of this segment's blocks, because another process may still read them. Unused blocks are
-    /// freed.
+    /// Prevents the reuse of this segment's blocks, because another process may still read them. Frees those
+    /// that are unused.
     pub fn retire(&self) {
         self.retired.store(true, Ordering::Release);
         if let Some(arena) = self.arena.upgrade() {

@@ -1,4 +1,4 @@
-//! Bodies that this worker reads in another worker's memory.
+//! Bodies that this worker reads in another worker's memory without copying them.
 
 use super::map::Foreign;
 use super::memfd::{self, Location};
@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// The maximum number of mapped memory files of one worker.
 const MAX: usize = 4096;
 
-/// The memory files of one other worker that are mapped because references have referred to them.
+/// The mapped memory files of one other worker, from which this worker reads bodies.
 #[derive(Debug)]
 pub(crate) struct Imports {
     pair: Arc<Pair>,
@@ -26,7 +26,7 @@ struct Memory {
     used: bool,
 }
 
-/// A body in another worker's memory. Dropping it returns the loan.
+/// A body in another worker's memory. Dropping it tells the other worker that the memory can be reused.
 #[derive(Debug)]
 struct Lease {
     mapped: Arc<Foreign>,
@@ -42,7 +42,7 @@ impl Imports {
         Self { pair, memories: HashMap::new() }
     }
 
-    /// Returns the body to which a reference refers. The body stays valid even if the link fails.
+    /// Returns the body to which a reference refers. The body remains valid even if the link fails.
     ///
     /// # Errors
     /// Returns a [`BadReference`] if the reference is malformed, if the body has more than `limit` bytes or is not

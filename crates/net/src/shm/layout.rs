@@ -1,23 +1,24 @@
-//! The layout of the memory of a pair of workers.
+//! The layout of the memory that two workers share.
 
 use super::ring;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-/// The maximum number of bodies that one side has on loan to the other at the same time.
+/// The maximum number of bodies of one side that the other side reads at the same time.
 pub(crate) const SLOTS: usize = 256;
 
-/// The offset of the rings. The ring that side 0 writes comes first, followed by that of side 1.
+/// The offset in bytes of the rings: first the one that side 0 writes, then the one that side 1 writes.
 pub(crate) const RINGS: usize = 16 << 10;
 
-/// The size of a pair's memory, in bytes.
+/// The size of the shared memory, in bytes.
 pub(crate) const TOTAL: usize = RINGS + 2 * ring::CAPACITY;
 
-/// A value that does not share a cache line with other values.
+/// A value in its own cache line, so that writes to other values do not slow down its readers.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(crate) struct Line<T>(pub T);
 
-/// The control words before the rings. Side 0 has created the memory, and side 1 has opened it.
+/// The control words before the rings. Side 0 is the side that has created the memory, and side 1 the one
+/// that has opened it.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Control {
@@ -31,21 +32,21 @@ pub(crate) struct Control {
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Side {
-    /// The id of the side's process; 0 until the side has mapped this memory. It is written by the side.
+    /// The id of the side's process; 0 until the side has mapped this memory. Written by this side.
     pub pid: Line<AtomicU32>,
-    /// Whether the side can open memory of the other side's process. It is written by the side.
+    /// Whether the side can open memory of the other side's process. Written by this side.
     pub opens: Line<AtomicU32>,
-    /// The number of bytes that the side has written into its ring. It is written by the side.
+    /// The number of bytes that the side has written into its ring. Written by this side.
     pub written: Line<AtomicU64>,
-    /// The number of bytes that the side has read from the other's ring. It is written by the side.
+    /// The number of bytes that the side has read from the other side's ring. Written by this side.
     pub read: Line<AtomicU64>,
-    /// The number of the side's threads that sleep or are about to sleep. It is written by the side.
+    /// The number of the side's threads that sleep or are about to sleep. Written by this side.
     pub asleep: Line<AtomicU32>,
-    /// Whether the side wants to be woken when there is space in its ring. It is written by both sides.
+    /// Whether the side wants to be woken when there is space in its ring. Written by both sides.
     pub wants_room: Line<AtomicU32>,
-    /// Whether a byte that wakes the side is on its way. It is written by both sides.
+    /// Whether a byte that wakes the side is in transit. Written by both sides.
     pub wake_sent: Line<AtomicU32>,
-    /// The id of the loan that was returned last, for each slot of the side. It is written by the other side.
+    /// The id of the loan that was returned last, for each of the side's slots. Written by the other side.
     pub returned: Line<[AtomicU64; SLOTS]>,
 }
 

@@ -1,4 +1,4 @@
-//! Bodies that another worker reads in place.
+//! Bodies in this worker's memory that another worker reads without copying them.
 
 use super::arena::{Arena, Segment};
 use super::ledger::Ledger;
@@ -8,7 +8,7 @@ use bytes::Bytes;
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 
-/// The minimum length of a body on loan. Copying a shorter body takes no longer than lending it.
+/// The minimum length in bytes of a body on loan. Copying a shorter body is as fast.
 const SHORTEST: usize = 2 << 10;
 
 /// The bodies on loan to one other worker.
@@ -30,7 +30,8 @@ impl Loans {
         Self { pair, ledger: Mutex::default() }
     }
 
-    /// Adds a loan of a body in memory that others can read. Returns `None` if the body must be copied.
+    /// Lends a body in this worker's [`Arena`] to the other worker. Returns `None` if the body must be copied
+    /// instead.
     pub fn lend(&self, arena: &Arena, body: &Bytes) -> Option<Reference> {
         if body.len() < SHORTEST || !self.pair.is_readable_by_peer() {
             return None;
@@ -62,8 +63,8 @@ impl Loans {
         ledger
     }
 
-    /// Ends all loans after the other worker has disconnected. Because it may still be reading, the memory on loan is
-    /// not reused: the system frees it when the other worker has unmapped it.
+    /// Ends all loans after the other worker has disconnected. That worker may still be reading, so the
+    /// memory on loan is not reused. The system frees it when both workers have unmapped it.
     pub fn close(&self) {
         let left = self.lock_reclaimed().close();
         left.iter().for_each(|loan| loan.segment.retire());

@@ -1,8 +1,8 @@
-//! Whether two workers are on one machine, and can open each other's memory.
+//! The check that two workers are on one machine and can open each other's memory.
 
-/// Returns a digest that is equal for two processes that can share memory. It is computed from the id of the machine's
-/// boot, the namespace of process ids, and the user. The digest is valid for one connection, so that it reveals nothing
-/// to other processes. Returns `None` if the system does not provide these data.
+/// Returns a digest that is equal for two processes that can share memory, or `None` if the system lacks the
+/// data for it. The digest covers the id of the machine's boot, the namespace of process ids, and the user.
+/// It also covers `nonce`, so it is valid for one connection and reveals nothing to other processes.
 #[cfg(target_os = "linux")]
 pub(crate) fn identity(nonce: &[u8; 32]) -> Option<[u8; 32]> {
     let boot = std::fs::read("/proc/sys/kernel/random/boot_id").ok()?;
@@ -18,7 +18,7 @@ pub(crate) fn identity(nonce: &[u8; 32]) -> Option<[u8; 32]> {
     Some(digest)
 }
 
-/// Returns `None`, because other systems have no memory that can be found through `/proc`.
+/// Returns `None`: only Linux lets processes find each other's memory through `/proc`.
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn identity(_nonce: &[u8; 32]) -> Option<[u8; 32]> {
     None

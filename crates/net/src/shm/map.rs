@@ -1,10 +1,10 @@
 //! Memory that several processes share, as mapped by this process. This module contains all `unsafe` code of this
 //! crate.
 //!
-//! There are three uses, each with its own rules: [`Paired`], which both sides write; [`Extents`], which this
-//! process writes and others read; and [`Foreign`], which another process writes and this one reads. Every
-//! file is sealed against a change of its size (`memfd.rs`), so that its pages do not vanish while they are
-//! mapped.
+//! There are three kinds of memory, each with its own rules: [`Paired`], which both sides write; [`Extents`],
+//! which this process writes and others read; and [`Foreign`], which another process writes and this one
+//! reads. Every file is sealed against a change of its size (`memfd.rs`), so that its pages do not vanish
+//! while they are mapped.
 
 #![allow(unsafe_code)]
 
@@ -47,12 +47,12 @@ impl Drop for Map {
     }
 }
 
-/// The memory of a pair of workers, which both workers write: control words, and two rings.
+/// The memory of a pair of workers, which both workers write: control words and two rings.
 #[derive(Debug)]
 pub(crate) struct Paired(Map);
 
 impl Paired {
-    /// Maps the memory in this file.
+    /// Maps the memory in `file`.
     ///
     /// # Errors
     /// Returns an I/O error if the file does not have [`TOTAL`] bytes, or cannot be mapped.
@@ -101,7 +101,7 @@ impl Paired {
     }
 }
 
-/// Memory that this process writes and others read, in extents of one size.
+/// Memory that this process writes and others read, divided into extents of one size.
 #[derive(Debug)]
 pub(crate) struct Extents {
     map: Arc<Map>,
@@ -126,8 +126,8 @@ pub struct Part {
 }
 
 impl Extents {
-    /// Creates memory of `count` extents of `size` bytes. Returns the file through which others find it, the memory and
-    /// its extents.
+    /// Creates memory of `count` extents of `size` bytes. Returns the file through which others open the
+    /// memory, the memory, and its extents.
     pub fn create(count: usize, size: usize) -> io::Result<(File, Self, Vec<Extent>)> {
         let total = count.checked_mul(size).ok_or(io::ErrorKind::InvalidInput)?;
         let file = memfd::create(total as u64)?;
@@ -154,7 +154,7 @@ impl Extent {
         self.size
     }
 
-    /// Returns access to the first `size` bytes, or to all bytes if there are fewer.
+    /// Converts the extent into a part that covers its first `size` bytes, or all bytes if there are fewer.
     pub fn open(self, size: usize) -> Part {
         let size = size.min(self.size);
         Part { extent: Arc::new(self), offset: 0, size }
@@ -173,7 +173,7 @@ impl Part {
         behind
     }
 
-    /// Returns the right to use the extent, if this was the last of its parts.
+    /// Returns the extent if this was the last of its parts, and otherwise `None`.
     pub fn close(self) -> Option<Extent> {
         Arc::into_inner(self.extent)
     }
@@ -229,9 +229,9 @@ impl Foreign {
 
     /// Returns `length` bytes at an offset; `None` if they are outside the memory.
     ///
-    /// The other process guarantees not to change the bytes until the loan is returned. The process is a member of the
-    /// job, which it has proved if the job has a secret or certificates. If it violates the guarantee, only the values
-    /// of numbers may change after they were first read, and it could also have sent those values. Code that parses
+    /// The other process guarantees not to change the bytes until the loan is returned. It is a member of the
+    /// job, which it has proved if the job has a secret or certificates. If it breaks the guarantee, numbers
+    /// may change after they were first read, but it could also have sent those numbers. Code that parses
     /// such bytes must copy them first.
     pub fn get(&self, offset: usize, length: usize) -> Option<&[u8]> {
         let end = offset.checked_add(length)?;
@@ -241,8 +241,8 @@ impl Foreign {
             .then(|| unsafe { std::slice::from_raw_parts(self.0.start.as_ptr().add(offset), length) })
     }
 
-    /// Removes bytes that have been read from this process's resident memory, if the memory is large. The other process
-    /// keeps them, and the next read finds them there again.
+    /// Removes bytes that have been read from this process's resident memory, if the memory is large. The
+    /// other process keeps the bytes, and they can be read again.
     pub fn forget(&self, offset: usize, length: usize) {
         let end = offset.saturating_add(length).min(self.0.size) / UNIT * UNIT;
         let start = offset.next_multiple_of(UNIT);
@@ -261,20 +261,22 @@ impl Foreign {
     }
 }
 
-/// The size in bytes above which memory of another process is not kept in the resident memory of this one. Mapping it
-/// again costs about a fifth of the time in which it is read.
+/// The size in bytes above which memory of another process does not stay in this process's resident memory.
+/// Mapping it again takes about a fifth of the time of reading it.
 const LARGE: usize = 64 << 20;
 
 /// A multiple of the page sizes of all systems, in bytes.
 const UNIT: usize = 64 << 10;
 
-/// The minimum length of copies that bypass the caches.
+/// The minimum length in bytes of copies that bypass the caches.
 #[cfg(target_arch = "x86_64")]
 const LONG: usize = 4 << 10;
 
-/// Copies to memory that another core has read. Normal stores would fetch each line from the cache of that core, one
-/// after another, which takes 28 ns per line on Zen 4, or 450 µs for 1 MiB. Stores that bypass the caches take 40 µs,
-/// and the data is read as fast as before.
+/// Copies to memory that another core has read, bypassing the caches for long copies.
+///
+/// Normal stores would fetch each line from the cache of that core, one after another, which takes 28 ns per
+/// line on Zen 4, or 450 µs for 1 MiB. Stores that bypass the caches take 40 µs, and the data is read as fast
+/// as before.
 ///
 /// # Safety
 /// `to` must be valid for writing `bytes.len()` bytes, which do not overlap with `bytes`.

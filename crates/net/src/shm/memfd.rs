@@ -1,14 +1,14 @@
-//! Files in memory that have no name, have a fixed size, and are found through `/proc` by other processes.
+//! Unnamed files in memory with a fixed size, which other processes open through `/proc`.
 
 use std::fs::File;
 use std::io;
 
-/// The location at which another process finds a file that is open in this process.
+/// The data by which another process finds a file that is open in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Location {
     pub pid: u32,
     pub descriptor: u32,
-    /// The inode number, which distinguishes the file from another one with the same descriptor.
+    /// The inode number, which distinguishes the file from a later one with the same descriptor.
     pub inode: u64,
     pub size: u64,
 }
@@ -34,7 +34,7 @@ mod system {
         Ok(file.into())
     }
 
-    /// Prevents further seals, and writes other than through existing mappings.
+    /// Forbids further seals, and all writes except through existing mappings.
     pub(crate) fn seal_for_readers(file: &File) -> io::Result<()> {
         Ok(fcntl_add_seals(file, SealFlags::FUTURE_WRITE | SealFlags::SEAL)?)
     }
@@ -43,7 +43,7 @@ mod system {
         Ok(fcntl_add_seals(file, SealFlags::SEAL)?)
     }
 
-    /// Returns the location at which others find the file.
+    /// Returns the location at which other processes find the file.
     pub(crate) fn location(file: &File) -> io::Result<Location> {
         let metadata = file.metadata()?;
         let descriptor = u32::try_from(file.as_raw_fd()).map_err(io::Error::other)?;
@@ -54,7 +54,7 @@ mod system {
         format!("/proc/{}/fd/{}", location.pid, location.descriptor)
     }
 
-    /// Returns whether the process still has this file open under the same descriptor.
+    /// Returns whether the file's process still has the file open under the same descriptor.
     pub(crate) fn is_there(location: Location) -> bool {
         std::fs::metadata(path(location)).is_ok_and(|file| file.ino() == location.inode)
     }
@@ -64,8 +64,11 @@ mod system {
         std::fs::read_link(format!("/proc/{pid}/exe")).is_ok()
     }
 
-    /// Opens a file of another process. Returns an error if the file is not in memory, is not the announced one, does
-    /// not belong to this user, or has no fixed size.
+    /// Opens a file of another process.
+    ///
+    /// # Errors
+    /// Returns an I/O error if the file is not in memory, is not the announced one, does not belong to this
+    /// user, or has no fixed size.
     pub(crate) fn open(location: Location, write: bool) -> io::Result<File> {
         let path = path(location);
         // Other files are not opened, because that could block or have an effect.

@@ -1,4 +1,5 @@
-//! The memory that two workers share: a ring in each direction, the sleeping threads, and the returned loans.
+//! The memory that two workers share: a ring in each direction, counts of sleeping threads, and returned
+//! loans.
 
 use super::layout::{Control, Side, TOTAL};
 use super::map::Paired;
@@ -22,11 +23,11 @@ pub(crate) struct Pair {
     peer_pid: u32,
     read: AtomicU64,
     written: AtomicU64,
-    /// Whether the socket had an event since the last query.
+    /// Whether the socket had an event since the last call of [`Pair::take_socket_event`].
     socket: AtomicBool,
 }
 
-/// Memory that was created for a pair, until the other side has opened it.
+/// Memory that was created for a pair and offered to the other side.
 #[derive(Debug)]
 pub(crate) struct Offered {
     pair: Pair,
@@ -36,7 +37,7 @@ pub(crate) struct Offered {
 }
 
 impl Offered {
-    /// Creates the memory, which no other process has opened yet.
+    /// Creates memory to offer, which no other process has opened yet.
     pub fn new() -> io::Result<Self> {
         let file = memfd::create(TOTAL as u64)?;
         memfd::seal(&file)?;
@@ -50,12 +51,12 @@ impl Offered {
         Ok(Self { pair, _file: file, offer: Offer { pid, descriptor, inode, token } })
     }
 
-    /// Returns the data that the other side needs.
+    /// Returns the data that the other side needs to open the memory.
     pub fn offer(&self) -> Offer {
         self.offer
     }
 
-    /// Returns the pair, or `None` if the other side has not accepted the memory. Call this after the end of the
+    /// Returns the pair, or `None` if the other side has not opened the memory. Call this after the
     /// handshake.
     pub fn accepted(self) -> Option<Arc<Pair>> {
         let Self { mut pair, .. } = self;
@@ -99,8 +100,9 @@ impl Pair {
         self.peer_pid
     }
 
-    /// Returns whether the other side can open the memory of this process. The side that has connected sets this only
-    /// when it has learned that its offer was accepted, so the result may be `false` at first.
+    /// Returns whether the other side can open the memory of this process. The result may be `false` at
+    /// first, because a side that has connected learns only after the handshake whether its offer was
+    /// accepted.
     pub fn is_readable_by_peer(&self) -> bool {
         self.peer_side().opens.0.load(Ordering::Acquire) != 0
     }
@@ -117,7 +119,7 @@ impl Pair {
         &self.control().sides[1 - self.me]
     }
 
-    /// Returns the number of bytes that can be read.
+    /// Returns the number of bytes that can be read from the other side's ring.
     ///
     /// # Errors
     /// Returns [`WrongPosition`] if the other side has written an impossible position.
@@ -125,7 +127,7 @@ impl Pair {
         ring::between(self.read.load(Ordering::Relaxed), self.peer_side().written.0.load(Ordering::Acquire))
     }
 
-    /// Returns the number of bytes that can be written.
+    /// Returns the number of bytes that can be written into this side's ring.
     ///
     /// # Errors
     /// Returns [`WrongPosition`] if the other side has written an impossible position.
@@ -134,7 +136,7 @@ impl Pair {
         Ok(CAPACITY - ring::between(read, self.written.load(Ordering::Relaxed))?)
     }
 
-    /// Reads up to `into.len()` bytes.
+    /// Reads up to `into.len()` bytes, and returns their number.
     ///
     /// # Errors
     /// Returns [`WrongPosition`] if the other side has written an impossible position.
@@ -155,8 +157,8 @@ impl Pair {
         Ok(length)
     }
 
-    /// Returns whether a byte must be sent to wake the other side, because it sleeps until there is space in its ring,
-    /// and at least half of the ring is free. Returns `true` once for each such wait. Call this after
+    /// Returns whether to send a byte that wakes the other side, because it waits for space in its ring and
+    /// at least half of the ring is free. Returns `true` once for each such wait. Call this after
     /// [`read`](Self::read).
     pub fn must_notify_room(&self) -> bool {
         // The other side sets its flag and checks again. One of the two sees what the other has written.
@@ -198,8 +200,8 @@ impl Pair {
         Ok(position.wrapping_sub(start) as usize)
     }
 
-    /// Returns whether a byte must be sent to wake the other side. Call this after [`write`](Self::write). Returns
-    /// `true` once for each sleep.
+    /// Returns whether to send a byte that wakes the other side, because it sleeps. Returns `true` once for
+    /// each sleep. Call this after [`write`](Self::write).
     pub fn must_wake(&self) -> bool {
         // The other side marks itself as sleeping and checks again. One of the two sees what the other has
         // written.
@@ -208,7 +210,7 @@ impl Pair {
         theirs.asleep.0.load(Ordering::Relaxed) > 0 && theirs.wake_sent.0.swap(1, Ordering::SeqCst) == 0
     }
 
-    /// Records that a wake-up byte was received. For later data, the other side sends another one.
+    /// Records that a wake-up byte was received, so that the other side sends another one for later data.
     pub fn record_wake(&self) {
         self.own_side().wake_sent.0.store(0, Ordering::SeqCst);
         fence(Ordering::SeqCst);
@@ -219,13 +221,13 @@ impl Pair {
         self.socket.store(true, Ordering::Release);
     }
 
-    /// Returns whether the socket had an event since the last query.
+    /// Returns whether the socket had an event since the last call.
     pub fn take_socket_event(&self) -> bool {
         self.socket.load(Ordering::Acquire) && self.socket.swap(false, Ordering::AcqRel)
     }
 
-    /// Returns whether there is data to read, space for queued data if `backlog` is `true`, or an event of the socket.
-    /// Also returns `true` if positions are wrong.
+    /// Returns whether the link needs a turn: there is data to read, space for queued data if `backlog` is
+    /// `true`, an event of the socket, or an impossible position.
     pub fn has_work(&self, backlog: bool) -> bool {
         self.socket.load(Ordering::Acquire) || self.readable() != Ok(0) || (backlog && self.room() != Ok(0))
     }
@@ -248,7 +250,7 @@ impl Pair {
         self.own_side().asleep.0.load(Ordering::SeqCst)
     }
 
-    /// Returns a loan to the other side.
+    /// Returns a loan to the other side, which may then reuse the memory.
     pub fn return_loan(&self, slot: usize, loan: u64) {
         if let Some(returned) = self.peer_side().returned.0.get(slot) {
             // All reads of the body were made before.
@@ -256,7 +258,8 @@ impl Pair {
         }
     }
 
-    /// Returns the id of the loan that the other side has returned last, for a slot of this side.
+    /// Returns the id of the loan that the other side has returned last for a slot of this side; 0 if there
+    /// was none.
     pub fn returned(&self, slot: usize) -> u64 {
         self.own_side().returned.0.get(slot).map_or(0, |returned| returned.load(Ordering::Acquire))
     }

@@ -1,4 +1,5 @@
-//! The tests of this worker's reactions to violations of the protocol. The tests act as the other side.
+//! Tests of this worker's reactions to violations of the protocol of shared memory. The tests act as the
+//! other side.
 
 #[cfg(target_os = "linux")]
 #[cfg(test)]

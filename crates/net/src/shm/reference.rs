@@ -4,13 +4,13 @@ use super::layout::SLOTS;
 use crate::handshake::fields::{Malformed, Reader, Writer};
 use bytes::Bytes;
 
-/// A reference to a body: its location in its sender's memory, and the numbers with which the receiver returns the loan
-/// of the memory.
+/// A reference to a body: its location in the sender's memory, and the numbers with which the receiver
+/// returns the loan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reference {
     /// The id of the sender's memory, which is never reused.
     pub segment: u64,
-    /// The file descriptor and the inode number of the memory's file, and its size.
+    /// The file descriptor, the inode number and the size of the memory's file.
     pub descriptor: u32,
     pub inode: u64,
     pub size: u64,
@@ -58,7 +58,7 @@ impl Reference {
     }
 }
 
-/// An error in a reference.
+/// An error in a reference that another worker has sent.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BadReference {
     #[error("a reference to its memory is malformed: {0}")]

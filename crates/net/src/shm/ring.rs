@@ -1,14 +1,15 @@
 //! The positions of reads and writes in a ring, as pure values and functions.
 //!
-//! A position is the number of bytes since the beginning, which never overflows in practice. Each side keeps its own
-//! position. The other side's position is read from shared memory, and is checked in this module before it is used.
+//! A position is the number of bytes since the beginning, which never overflows in practice. Each side keeps
+//! its own position. It reads the other side's position from shared memory, and checks it in this module
+//! before using it.
 
 use std::ops::Range;
 
 /// The capacity of a ring, in bytes.
 pub(crate) const CAPACITY: usize = 1 << 20;
 
-/// A position in shared memory that the other side cannot have reached.
+/// An error that shared memory contains a position that the other side cannot have reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "its shared memory holds a position {ahead} next to this worker's {behind}, and a ring has {CAPACITY} \
@@ -30,8 +31,8 @@ pub(crate) fn between(read: u64, written: u64) -> Result<usize, WrongPosition> {
     }
 }
 
-/// Returns the ranges of the `length` bytes at a position. The first range ends at the end of the ring at the latest,
-/// and the second one begins at the beginning of the ring.
+/// Returns the ranges in the ring of the `length` bytes from a position. The second range is the part that
+/// wraps around to the beginning, and may be empty.
 pub(crate) fn pieces(position: u64, length: usize) -> [Range<usize>; 2] {
     let start = (position % CAPACITY as u64) as usize;
     let length = length.min(CAPACITY);

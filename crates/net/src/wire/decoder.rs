@@ -6,30 +6,30 @@ use crate::{Message, PartialMessage};
 use bytes::Bytes;
 use std::mem::take;
 
-/// The size of the buffer for bytes whose destination is not known yet. Small frames are copied out of it, several per
-/// read. Longer parts are read directly into their destination.
+/// The size in bytes of the buffer for bytes whose destination is not known yet. Small frames are copied out
+/// of it, several per read. Longer parts are read directly into their destination.
 const STAGED: usize = 16 << 10;
 
-/// The number of bytes to prepare for one read. It is so large that few reads are needed, and so small that prepared
-/// bytes are still in the cache when they are received.
+/// The number of bytes to prepare for one read. More bytes need fewer reads, but too many would no longer be
+/// in the cache when they are received.
 const STEP: usize = 256 << 10;
 
-/// The number of bytes to allocate for a part before any of it was received.
+/// The number of bytes to allocate for a part of a frame before any of it was received.
 const FIRST: usize = 64 << 10;
 
-/// The lengths of bodies that are received into the memory of an earlier body, if the receiver has dropped it.
-/// Otherwise the system would have to clear new memory first, page by page, which takes as long as receiving.
+/// The lengths of bodies that reuse the memory of an earlier body that the receiver has dropped. New memory
+/// would have to be cleared by the system page by page, which takes as long as receiving.
 const REUSED: std::ops::RangeInclusive<usize> = 64 << 10..=64 << 20;
 
-/// The maximum number of large bodies that are kept so that their memory can be reused. It is sufficient for the
+/// The maximum number of large bodies to keep, so that their memory can be reused. It suffices for the
 /// gradients of a step while those of the previous step are still in use.
 const SPARE: usize = 32;
 
 /// The maximum number of bytes of the large bodies that are kept. Two bodies of the maximum length fit.
 const SPARE_BYTES: usize = 128 << 20;
 
-/// An incremental decoder of frames. Read into [`buffer`](Self::buffer), report the number of bytes to
-/// [`advance`](Self::advance), and call [`next_frame`](Self::next_frame) until there is none.
+/// An incremental decoder of frames. Read bytes into [`buffer`](Self::buffer), report their number to
+/// [`advance`](Self::advance), and call [`next_frame`](Self::next_frame) until it returns `None`.
 ///
 /// Lengths are compared with the limits before memory is allocated. The memory allocated for a frame is at most twice
 /// the number of bytes received of it, plus a small constant. A large frame may reuse the memory of an earlier one.
@@ -43,14 +43,14 @@ pub struct Decoder {
     header: Option<Header>,
     head: Part,
     body: Part,
-    /// The last large bodies, newest first. Some may still be in use while the next ones are received.
+    /// The latest large bodies, newest first. Some may still be in use while the next ones are received.
     spare: Vec<Bytes>,
     /// Whether there was a large body since the last [`trim`](Decoder::trim).
     is_used: bool,
 }
 
-/// A part of a frame, of `length` bytes. The bytes in `bytes` are prepared, and the first `filled` of them were
-/// received.
+/// A part of a frame of `length` bytes. `bytes` is the memory prepared so far, and its first `filled` bytes
+/// were received.
 #[derive(Debug, Default)]
 struct Part {
     bytes: Vec<u8>,
@@ -66,7 +66,7 @@ impl Decoder {
         Self { limits, staged, from: 0, to: 0, header: None, head, body, spare: Vec::new(), is_used: false }
     }
 
-    /// Returns the maximum lengths of a frame's parts.
+    /// Returns the maximum lengths of a frame's head and body.
     pub fn limits(&self) -> Limits {
         self.limits
     }
@@ -192,8 +192,8 @@ impl Decoder {
         Some(PartialMessage { received: received as u64, length: length as u64 })
     }
 
-    /// Returns the number of bytes allocated for the frame that is being received, including the buffer for small
-    /// parts.
+    /// Returns the number of bytes allocated for the frame that is being received, including the fixed buffer
+    /// of the decoder.
     #[cfg(test)]
     pub(super) fn allocated(&self) -> usize {
         STAGED + self.head.bytes.capacity() + self.body.bytes.capacity()
@@ -209,13 +209,13 @@ impl Part {
         self.length - self.filled
     }
 
-    /// Returns the prepared bytes into which nothing was received yet. If at least [`STAGED`] bytes are missing, there
-    /// is at least one such byte after a call to [`grow`](Self::grow).
+    /// Returns the memory into which the next bytes are read. It is not empty after a call of
+    /// [`grow`](Self::grow), provided that at least [`STAGED`] bytes are missing.
     fn unfilled(&mut self) -> &mut [u8] {
         &mut self.bytes[self.filled..]
     }
 
-    /// Copies the bytes that belong to this part, and returns their number.
+    /// Copies the received bytes that belong to this part, and returns their number.
     ///
     /// # Errors
     /// Returns [`WireError::Memory`] if there is not enough memory.
@@ -231,8 +231,8 @@ impl Part {
         Ok(taken)
     }
 
-    /// Prepares more memory into which the next bytes are read, if all of it is filled and at least [`STAGED`] bytes
-    /// are missing.
+    /// Prepares memory for the next read, if the prepared memory is full and at least [`STAGED`] bytes are
+    /// missing.
     ///
     /// # Errors
     /// Returns [`WireError::Memory`] if there is not enough memory.
@@ -245,8 +245,8 @@ impl Part {
         Ok(())
     }
 
-    /// Reserves memory for at least `needed` bytes: for twice the received bytes if that is more, but not for more
-    /// than the complete part.
+    /// Reserves memory for at least `needed` bytes, or for twice the received bytes if that is more. Never
+    /// reserves more than the complete part needs.
     ///
     /// # Errors
     /// Returns [`WireError::Memory`] if there is not enough memory.

@@ -11,10 +11,10 @@ pub const HEADER: usize = 16;
 pub enum Frame {
     /// A message with its body.
     Data(Message),
-    /// A message whose body is in memory that both sides share. The frame contains a reference to that memory in place
-    /// of the body.
+    /// A message whose body is in the sender's shared memory. The frame contains a reference to the body
+    /// instead of the body.
     Reference(Message),
-    /// A heartbeat, sent while there is nothing else to send.
+    /// A sign of life, sent while there is nothing else to send.
     Heartbeat,
     /// The sender has exited gracefully, and sends nothing more.
     Goodbye,
@@ -22,7 +22,7 @@ pub enum Frame {
     Leave,
 }
 
-/// The kinds of frames.
+/// The kind of a frame, as the first byte of its header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
@@ -38,7 +38,7 @@ pub enum Kind {
     Leave = 5,
 }
 
-/// The maximum lengths of a frame's parts.
+/// The maximum lengths of a message's head and body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// The maximum length of a head, in bytes.
@@ -54,7 +54,7 @@ impl Default for Limits {
     }
 }
 
-/// An error in the encoding of a frame.
+/// An error in the header or the size of a received frame.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WireError {
@@ -80,7 +80,7 @@ pub enum WireError {
     /// A frame of a kind without data announces data.
     #[error("a frame without data announces {0} bytes")]
     NotEmpty(u64),
-    /// There is not enough memory for the received bytes.
+    /// There is not enough memory for the frame. The field is the number of bytes to allocate.
     #[error("failed to allocate {0} bytes for a part")]
     Memory(usize),
 }

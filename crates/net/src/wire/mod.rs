@@ -2,7 +2,7 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`header`] | the 16 bytes before each frame, and its limits |
+//! | [`header`] | the 16 bytes before each frame, and the limits of its lengths |
 //! | [`decoder`] | [`Decoder`]: decodes frames from received bytes |
 //! | [`queue`] | [`Queue`]: frames that were not written yet |
 

@@ -1,4 +1,4 @@
-//! Frames that have not been written yet.
+//! The frames that a link has not written yet.
 
 use super::Frame;
 use super::header::{HEADER, Header, Kind};
@@ -8,7 +8,7 @@ use std::io::IoSlice;
 /// The maximum number of frames in one write.
 const AT_ONCE: usize = 16;
 
-/// The frames that a link must still write, in order. Their data is not copied.
+/// The frames that a link has not written yet, in order. Their data is not copied.
 #[derive(Debug, Default)]
 pub struct Queue {
     frames: VecDeque<([u8; HEADER], Frame)>,
@@ -46,7 +46,8 @@ impl Queue {
         *self = Self::default();
     }
 
-    /// Passes the next bytes to `write`, which returns the number of bytes that it has written. Returns this number.
+    /// Passes the next bytes to `write`, which returns the number of bytes that it has written, and removes
+    /// these bytes. Returns their number.
     ///
     /// # Errors
     /// Returns the error of `write`.

@@ -31,13 +31,14 @@ fn not_for(named: &[&str], task: &Task) -> String {
     )
 }
 
-/// Returns the part of a URI after `scheme`, in which case is ignored; `None` if the URI has a different scheme.
+/// Returns the part of a URI after `scheme`, or `None` if the URI has a different scheme. Upper and lower
+/// case are equal.
 fn strip_scheme<'a>(name: &'a str, scheme: &str) -> Option<&'a str> {
     let (begin, rest) = name.split_at_checked(scheme.len())?;
     begin.eq_ignore_ascii_case(scheme).then_some(rest)
 }
 
-/// Returns whether a name such as `ps/0` is that of a task.
+/// Returns whether a name such as `ps/0` is that of `task`.
 fn names_task(name: &str, task: &Task) -> bool {
     name.rsplit_once('/')
         .is_some_and(|(job, index)| job == task.job.as_str() && index == task.index.to_string())

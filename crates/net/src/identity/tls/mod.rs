@@ -6,7 +6,7 @@
 //! | `session` | the bytes of a connection |
 //! | `pem` | the contents of the user's certificates |
 //! | `certified` | the tasks that a certificate names |
-//! | `absent` | what takes the place of all of these without the feature |
+//! | `absent` | types without values that replace these in builds without the feature |
 
 #[cfg(not(feature = "tls"))]
 mod absent;
@@ -24,6 +24,6 @@ pub(crate) use absent::{Certificate, Session, Tls, check};
 #[cfg(feature = "tls")]
 pub(crate) use {certified::check, session::Session, sides::Tls};
 
-/// A certificate that was verified.
+/// The certificate of a peer that was verified.
 #[cfg(feature = "tls")]
 pub(crate) type Certificate = rustls::pki_types::CertificateDer<'static>;

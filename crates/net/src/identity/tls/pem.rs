@@ -1,4 +1,4 @@
-//! The contents of the user's certificates.
+//! Parsing of the PEM files in [`Certificates`].
 
 use crate::identity::IdentityError;
 use crate::identity::certificates::{Certificates, read_private, read_with_mode};
@@ -6,14 +6,14 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use std::path::Path;
 
-/// The contents of the files.
+/// The parsed certificates and key of a process.
 pub(super) struct Loaded {
     pub roots: Vec<CertificateDer<'static>>,
     pub chain: Vec<CertificateDer<'static>>,
     pub key: PrivateKeyDer<'static>,
 }
 
-/// Reads the files.
+/// Reads and parses the files with certificates and key.
 ///
 /// # Errors
 /// Returns an error if a file cannot be read, or does not contain the expected contents.

@@ -5,13 +5,13 @@ use rustls::Connection;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::TcpStream;
 
-/// The maximum number of bytes of ciphertext to read at once.
+/// The size in bytes of the buffer for received ciphertext.
 const STAGED: usize = 64 << 10;
 
 /// The maximum number of unsent bytes that rustls buffers.
 const UNSENT: usize = 256 << 10;
 
-/// One side of a connection in TLS.
+/// One side of a TLS connection.
 #[derive(Debug)]
 pub(crate) struct Session {
     connection: Connection,
@@ -29,7 +29,7 @@ impl Session {
         Self { connection, staged: vec![0; STAGED].into_boxed_slice(), from: 0, to: 0, plain: 0 }
     }
 
-    /// Returns the certificate of the other side, if it was verified.
+    /// Returns the certificate of the other side after the handshake; `None` before.
     pub(crate) fn certificate(&self) -> Option<&Certificate> {
         self.connection.peer_certificates()?.first()
     }
@@ -44,7 +44,7 @@ impl Session {
         self.connection.wants_write()
     }
 
-    /// Returns whether the other side has begun a handshake that this side can continue.
+    /// Returns whether a hello of the other side was received, with a version that this side supports.
     pub(crate) fn has_begun(&self) -> bool {
         self.connection.protocol_version().is_some()
     }

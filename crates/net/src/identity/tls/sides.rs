@@ -19,10 +19,10 @@ use std::sync::Arc;
 /// The name in every generated certificate. It is not checked, because the signature decides who may join.
 const NAME: &str = "worker.distribute.internal";
 
-/// The prefix of an Ed25519 key in PKCS #8 (RFC 8410). The 32 bytes of the seed follow it.
+/// The start of an Ed25519 key in PKCS #8 (RFC 8410). The 32 bytes of the seed follow.
 const PKCS8: [u8; 16] = [0x30, 0x2e, 0x02, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 4, 0x22, 4, 0x20];
 
-/// Both sides of TLS 1.3, each of which verifies the other.
+/// The configuration of TLS 1.3 as client and as server. Each side verifies the other.
 #[derive(Clone, Debug)]
 pub(crate) struct Tls {
     client: Arc<ClientConfig>,
@@ -30,7 +30,7 @@ pub(crate) struct Tls {
 }
 
 impl Tls {
-    /// Creates both sides from the user's certificates.
+    /// Creates both configurations from certificates in files.
     ///
     /// # Errors
     /// Returns an error if the certificates or the key cannot be loaded, or are not valid for TLS.
@@ -39,8 +39,8 @@ impl Tls {
         Self::new(loaded.roots, loaded.chain, loaded.key)
     }
 
-    /// Creates both sides with a new certificate for this process. The CA that signs it has a key that all
-    /// processes derive from the secret.
+    /// Creates both configurations with a new certificate for this process. The certificate is signed by a CA
+    /// whose key all processes derive from the secret.
     ///
     /// # Errors
     /// Returns [`IdentityError::Tls`] if a certificate cannot be created.
@@ -84,21 +84,22 @@ impl Tls {
         Ok(Self { client: Arc::new(client), server: Arc::new(server) })
     }
 
-    /// Creates the session of the side that has connected.
+    /// Creates the session of the side that has connected, which is TLS's client.
     pub fn client(&self) -> io::Result<Session> {
         let name = ServerName::try_from(NAME).map_err(io::Error::other)?;
         let connection = ClientConnection::new(self.client.clone(), name).map_err(io::Error::other)?;
         Ok(Session::new(connection.into()))
     }
 
-    /// Creates the session of the side that was connected to.
+    /// Creates the session of the side that was connected to, which is TLS's server.
     pub fn server(&self) -> io::Result<Session> {
         let connection = ServerConnection::new(self.server.clone()).map_err(io::Error::other)?;
         Ok(Session::new(connection.into()))
     }
 }
 
-/// Creates the CA's certificate, and a certificate for this process. Returns both, and the key of the second one.
+/// Creates a certificate for this process, signed by the job's CA. Returns the CA's certificate, the
+/// process's certificate, and its key.
 fn generate(
     secret: &Secret,
 ) -> Result<(CertificateDer<'static>, CertificateDer<'static>, PrivateKeyDer<'static>), rcgen::Error> {
@@ -120,8 +121,8 @@ fn generate(
     Ok((ca.der().clone(), certificate.der().clone(), key.into()))
 }
 
-/// A verifier that accepts every certificate signed by the CA, whatever the name in it is. The CA signs only for the
-/// workers of one job, which have no fixed names or addresses. The other side verifies its clients in the same way.
+/// A verifier that accepts any certificate signed by the CA and ignores the name in it. The CA signs only for
+/// workers of one job, which have no fixed names or addresses. Servers verify their clients in the same way.
 #[derive(Debug)]
 struct SignedByCa {
     roots: Arc<RootCertStore>,
