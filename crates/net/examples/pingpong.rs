@@ -67,8 +67,8 @@ impl Inbox {
 /// The median and the 10th percentile. On a busy machine, the 10th percentile is less affected by other programs.
 type Times = [Duration; 2];
 
-/// Runs one worker's side of the benchmark. Returns the times of a round trip of a small message, of a round
-/// trip of a page, and of an exchange of large messages.
+/// Runs one worker's side of the benchmark. Returns the times of a round trip of a small message, of a round trip of a
+/// page, and of an exchange of large messages.
 fn play(me: usize, transport: &dyn Transport, inbox: &Inbox) -> Result<[Times; 3], Box<dyn Error>> {
     let small = Message::new(vec![1; 16], vec![2; 48]);
     let page = Message::new(vec![1; 16], vec![2; 4080]);

@@ -16,12 +16,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// The number of bytes that a link writes or reads in one turn. After that it is the turn of the other
-/// direction and of other links.
+/// The number of bytes that a link writes or reads in one turn. After that it is the turn of the other direction and of
+/// other links.
 const TURN_BYTES: usize = 512 << 10;
 
-/// The maximum number of bytes that `send` writes directly; the polling thread writes the rest. It is about
-/// the size of a socket's buffers, so that `send` does not keep writing while the receiver reads.
+/// The maximum number of bytes that `send` writes directly; the polling thread writes the rest. It is about the size of
+/// a socket's buffers, so that `send` does not keep writing while the receiver reads.
 const MAX_DIRECT_SEND: usize = 4 << 20;
 
 /// An event of a link, to be delivered to the [`Receiver`](crate::Receiver).
@@ -31,8 +31,8 @@ pub(crate) enum Event {
     Lost(usize, String),
 }
 
-/// The connection to one other worker. Any thread may send. Only the polling thread reads, so it delivers
-/// messages in order without a lock.
+/// The connection to one other worker. Any thread may send. Only the polling thread reads, so it delivers messages in
+/// order without a lock.
 #[derive(Debug)]
 pub(crate) struct Link {
     peer: usize,
@@ -153,11 +153,11 @@ impl Link {
         self.loans.iter().for_each(Loans::reclaim);
     }
 
-    /// Sends a frame, and queues the bytes that the socket does not accept. If the link has failed or is
-    /// closing, the frame is discarded.
+    /// Sends a frame, and queues the bytes that the socket does not accept. If the link has failed or is closing, the
+    /// frame is discarded.
     ///
-    /// Returns `true` if the polling thread must be woken: the queue was empty and now contains bytes, or the
-    /// link has failed in this call, because of a write error or a frame's head that is too long.
+    /// Returns `true` if the polling thread must be woken: the queue was empty and now contains bytes, or the link has
+    /// failed in this call, because of a write error or a frame's head that is too long.
     pub fn send(&self, frame: Frame) -> bool {
         let mut state = self.state.lock();
         if self.loss_is_reported() || state.closing || state.broken.is_some() {
@@ -183,8 +183,8 @@ impl Link {
         !waits && (self.backlog.load(Ordering::Relaxed) || state.broken.is_some())
     }
 
-    /// Sends a heartbeat, unless other data is being sent, and frees unused memory. Returns `true` if the
-    /// polling thread must be woken: see [`send`](Self::send).
+    /// Sends a heartbeat, unless other data is being sent, and frees unused memory. Returns `true` if the polling
+    /// thread must be woken: see [`send`](Self::send).
     pub fn send_heartbeat(&self) -> bool {
         let mut state = self.state.lock();
         state.decoder.trim();
@@ -226,10 +226,9 @@ impl Link {
         self.failing.store(true, Ordering::Release);
     }
 
-    /// Writes and reads without blocking, at most one turn in each direction. Appends the received messages
-    /// to `events`. If the link has ended, the last event is the loss of the worker. Returns `true` if there
-    /// may be more to
-    /// read or write. This includes a partial message, because the rest usually follows immediately.
+    /// Writes and reads without blocking, at most one turn in each direction. Appends the received messages to
+    /// `events`. If the link has ended, the last event is the loss of the worker. Returns `true` if there may be more
+    /// to read or write. This includes a partial message, because the rest usually follows immediately.
     ///
     /// Only the thread that polls may call this.
     pub fn poll(&self, events: &mut Vec<Event>) -> bool {
@@ -276,8 +275,8 @@ impl Link {
         more
     }
 
-    /// Decodes the received bytes, of which `read` are new, and appends the messages to `events`. Returns the
-    /// reason if no more frames will follow, and otherwise `None`.
+    /// Decodes the received bytes, of which `read` are new, and appends the messages to `events`. Returns the reason if
+    /// no more frames will follow, and otherwise `None`.
     fn take(&self, state: &mut State, read: usize, events: &mut Vec<Event>) -> Option<String> {
         state.decoder.advance(read);
         loop {
@@ -323,8 +322,8 @@ impl Link {
 }
 
 impl State {
-    /// Writes about `most` bytes; the last write may exceed this number. Returns `true` if something was
-    /// written and more is queued. An error is stored in `broken`.
+    /// Writes about `most` bytes; the last write may exceed this number. Returns `true` if something was written and
+    /// more is queued. An error is stored in `broken`.
     fn write(&mut self, most: usize) -> bool {
         let mut written = 0;
         let result = loop {

@@ -10,8 +10,8 @@ const SPIN: Duration = Duration::from_micros(200);
 /// The longest pause between two polls.
 const MAX_PAUSE: Duration = Duration::from_millis(1);
 
-/// Calls `ask` until it returns a value, for at most `patience` and at least once. Returns `None` if there is
-/// no value by then.
+/// Calls `ask` until it returns a value, for at most `patience` and at least once. Returns `None` if there is no value
+/// by then.
 pub fn poll_until<T>(patience: Duration, mut ask: impl FnMut() -> Option<T>) -> Option<T> {
     let (watch, mut deadline) = (Stopwatch::start(), Deadline::after(patience));
     loop {
@@ -31,9 +31,9 @@ pub fn poll_until<T>(patience: Duration, mut ask: impl FnMut() -> Option<T>) -> 
     }
 }
 
-/// Runs a closure that may never end on a separate thread, and waits for the thread for at most `patience`.
-/// Values that the closure owns are dropped when the closure ends. If no thread can be started, the closure
-/// does not run and is never dropped.
+/// Runs a closure that may never end on a separate thread, and waits for the thread for at most `patience`. Values that
+/// the closure owns are dropped when the closure ends. If no thread can be started, the closure does not run and is
+/// never dropped.
 pub fn wait_or_leave(name: &str, patience: Duration, run: impl FnOnce() + Send + 'static) {
     let run = ManuallyDrop::new(run);
     let thread = std::thread::Builder::new().name(name.into()).spawn(move || ManuallyDrop::into_inner(run)());

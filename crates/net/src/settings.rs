@@ -11,16 +11,16 @@ pub struct Settings {
     pub heartbeat: Duration,
     /// The time without a message after which a worker is disconnected.
     pub silence: Duration,
-    /// The time without any transfer of bytes after which a closed transport stops waiting for the others to
-    /// receive everything.
+    /// The time without any transfer of bytes after which a closed transport stops waiting for the others to receive
+    /// everything.
     pub shutdown_idle_timeout: Duration,
     /// The time after which a closed transport stops waiting even if bytes are still transferred.
     /// [`Transport::extend_shutdown_wait`](crate::Transport::extend_shutdown_wait) extends it.
     pub max_shutdown_wait: Duration,
     /// The maximum lengths of received messages.
     pub limits: Limits,
-    /// Whether waiting threads yield their core, because more of them are on this machine than cores. With
-    /// `None`, the mesh determines this itself.
+    /// Whether waiting threads yield their core, because more of them are on this machine than cores. With `None`, the
+    /// mesh determines this itself.
     pub crowded: Option<bool>,
 }
 

@@ -6,18 +6,16 @@ use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 
-/// A non-blocking connection: an operation that would block fails with
-/// [`WouldBlock`](io::ErrorKind::WouldBlock).
+/// A non-blocking connection: an operation that would block fails with [`WouldBlock`](io::ErrorKind::WouldBlock).
 ///
-/// If two workers share memory, all bytes are sent through it. The socket then only carries bytes that wake
-/// the other side, and its end shows that the other side has exited.
+/// If two workers share memory, all bytes are sent through it. The socket then only carries bytes that wake the other
+/// side, and its end shows that the other side has exited.
 #[derive(Debug)]
 pub(crate) struct Stream {
     socket: Arc<TcpStream>,
     tls: Option<Box<Session>>,
     pair: Option<Arc<Pair>>,
-    /// The end or the error of the socket, while shared memory still contains bytes that were written before
-    /// it.
+    /// The end or the error of the socket, while shared memory still contains bytes that were written before it.
     ended: Option<io::Result<()>>,
 }
 
@@ -29,8 +27,8 @@ impl Stream {
         Ok(Self { socket: Arc::new(socket), tls: None, pair: None, ended: None })
     }
 
-    /// Creates a connection in TLS, and makes the socket non-blocking. The TLS handshake takes place during
-    /// reads and writes.
+    /// Creates a connection in TLS, and makes the socket non-blocking. The TLS handshake takes place during reads and
+    /// writes.
     pub fn tls(socket: TcpStream, session: Session) -> io::Result<Self> {
         Ok(Self { tls: Some(Box::new(session)), ..Self::plain(socket)? })
     }
@@ -80,8 +78,8 @@ impl Stream {
         Ok(read)
     }
 
-    /// Checks the socket after the ring was found empty, and then reads the ring again. The other side may
-    /// have written bytes in between, before the wake-up byte or the end of the stream.
+    /// Checks the socket after the ring was found empty, and then reads the ring again. The other side may have written
+    /// bytes in between, before the wake-up byte or the end of the stream.
     fn look_again(&mut self, pair: &Pair, into: &mut [u8]) -> io::Result<usize> {
         let mut bytes = [0; 64];
         self.ended = loop {
@@ -113,8 +111,8 @@ impl Stream {
         self.pair.is_none() && self.tls.as_ref().is_some_and(|tls| tls.has_unread())
     }
 
-    /// Writes without blocking, and returns the number of written bytes. With TLS, some of them may have to
-    /// be [flushed](Self::flush) later.
+    /// Writes without blocking, and returns the number of written bytes. With TLS, some of them may have to be
+    /// [flushed](Self::flush) later.
     ///
     /// # Errors
     /// Returns an I/O error: of the kind [`WouldBlock`](io::ErrorKind::WouldBlock) if nothing can be written now,

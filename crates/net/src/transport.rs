@@ -8,14 +8,14 @@ use bytes::Bytes;
 use std::fmt::Debug;
 use std::time::Duration;
 
-/// A receiver of messages from a [`Transport`]. Any thread that polls or sends may call its methods. They
-/// must return quickly, and must not call the transport.
+/// A receiver of messages from a [`Transport`]. Any thread that polls or sends may call its methods. They must return
+/// quickly, and must not call the transport.
 pub trait Receiver: Send + Sync {
     /// Delivers a message. Messages of one worker are delivered in the order in which it has sent them.
     fn deliver(&self, from: usize, message: Message);
 
-    /// Reports that a worker is disconnected, with the reason. This is called once for each worker, after
-    /// everything received from that worker was delivered.
+    /// Reports that a worker is disconnected, with the reason. This is called once for each worker, after everything
+    /// received from that worker was delivered.
     fn mark_lost(&self, from: usize, reason: String);
 }
 
@@ -24,8 +24,7 @@ pub trait Receiver: Send + Sync {
 pub enum PollOutcome {
     /// Messages or disconnects were delivered to the receiver, by this call or just before.
     Delivered,
-    /// The call has delivered nothing, because `patience` has passed or no other worker is connected any
-    /// more.
+    /// The call has delivered nothing, because `patience` has passed or no other worker is connected any more.
     Nothing,
     /// Another thread is polling. Wait for the receiver's own signal, and retry after a millisecond.
     Elsewhere,
@@ -74,48 +73,47 @@ pub trait NativeSum: Send + Sync {
 /// Messages from one worker to another are delivered in order. No message is lost while both are connected. A
 /// disconnect is reported only to the receiver.
 pub trait Transport: Debug + Send + Sync {
-    /// Sends a message without waiting until it is received. Two workers can send each other any amount of
-    /// data at the same time. Messages to a disconnected worker are discarded, as are all messages after
-    /// [`close`](Self::close).
+    /// Sends a message without waiting until it is received. Two workers can send each other any amount of data at the
+    /// same time. Messages to a disconnected worker are discarded, as are all messages after [`close`](Self::close).
     fn send(&self, to: usize, message: Message);
 
-    /// Returns memory of `len` bytes that other workers on this machine can read. If the body of a message is
-    /// this memory or a part of it, sending the message to these workers does not copy the body. To all other
-    /// workers it is sent like any other body. Returns `None` if no other worker shares memory with this one,
-    /// or if no more memory can be allocated.
+    /// Returns memory of `len` bytes that other workers on this machine can read. If the body of a message is this
+    /// memory or a part of it, sending the message to these workers does not copy the body. To all other workers it is
+    /// sent like any other body. Returns `None` if no other worker shares memory with this one, or if no more memory
+    /// can be allocated.
     ///
-    /// The memory can be reused only after its receivers have dropped the body, so received bodies should be
-    /// dropped soon. At most 256 bodies, with at most 2 GiB in total, are shared with one worker at a time; a
-    /// single body may have any size. Further bodies are copied. So are bodies of less than 2 KiB, for which
-    /// copying is as fast, and the first bodies to a worker that is still joining.
+    /// The memory can be reused only after its receivers have dropped the body, so received bodies should be dropped
+    /// soon. At most 256 bodies, with at most 2 GiB in total, are shared with one worker at a time; a single body may
+    /// have any size. Further bodies are copied. So are bodies of less than 2 KiB, for which copying is as fast, and
+    /// the first bodies to a worker that is still joining.
     fn memory(&self, len: usize) -> Option<Region> {
         let _ = len;
         None
     }
 
-    /// Returns whether a message to `worker` arrives as soon as it is sent, because both workers share
-    /// memory. Sending a message early then has no benefit.
+    /// Returns whether a message to `worker` arrives as soon as it is sent, because both workers share memory. Sending
+    /// a message early then has no benefit.
     fn is_near(&self, worker: usize) -> bool {
         let _ = worker;
         false
     }
 
-    /// Returns whether messages to `worker` may leave this machine, so that network cards and another
-    /// machine's memory may corrupt them. The default is `false`.
+    /// Returns whether messages to `worker` may leave this machine, so that network cards and another machine's memory
+    /// may corrupt them. The default is `false`.
     fn leaves_machine(&self, worker: usize) -> bool {
         let _ = worker;
         false
     }
 
-    /// Returns the progress of a message from `worker` that was received in part, if there is one. The worker
-    /// has then sent the message, but the link is slow.
+    /// Returns the progress of a message from `worker` that was received in part, if there is one. The worker has then
+    /// sent the message, but the link is slow.
     fn partial_message(&self, worker: usize) -> Option<PartialMessage> {
         let _ = worker;
         None
     }
 
-    /// Extends the time for which this transport waits for unsent data when it closes, because other workers
-    /// may wait this long for the data. The longest extension applies.
+    /// Extends the time for which this transport waits for unsent data when it closes, because other workers may wait
+    /// this long for the data. The longest extension applies.
     fn extend_shutdown_wait(&self, patience: Duration) {
         let _ = patience;
     }
@@ -125,9 +123,8 @@ pub trait Transport: Debug + Send + Sync {
     /// A thread that waits for a message calls this, so that no other thread must be woken first. Otherwise messages
     /// arrive about 50 µs later, or a millisecond later if another thread has polled recently.
     ///
-    /// `is_there` returns whether the message for which the caller waits was already delivered. It is called
-    /// while no other thread can deliver messages, so that a message that was delivered just before is not
-    /// missed.
+    /// `is_there` returns whether the message for which the caller waits was already delivered. It is called while no
+    /// other thread can deliver messages, so that a message that was delivered just before is not missed.
     fn poll(&self, patience: Duration, is_there: &dyn Fn() -> bool) -> PollOutcome;
 
     /// Returns the library that sums vectors over all workers, if this transport uses one.

@@ -19,9 +19,8 @@ use std::time::Duration;
 
 /// A listener for calls from other tasks of the same job.
 ///
-/// Connections that are not such calls are rejected and logged at a limited rate. They do not delay the
-/// accepted ones, as in a [rendezvous](crate::Rendezvous). Each caller decides whether its connection uses
-/// shared memory.
+/// Connections that are not such calls are rejected and logged at a limited rate. They do not delay the accepted ones,
+/// as in a [rendezvous](crate::Rendezvous). Each caller decides whether its connection uses shared memory.
 #[derive(Debug)]
 pub struct Acceptor {
     reception: Reception,
@@ -51,8 +50,8 @@ pub struct IncomingConnection {
 }
 
 impl Acceptor {
-    /// Creates an acceptor that listens at `address` for calls to the task `me`. With port 0 the system
-    /// chooses a port. Resolving a host name takes at most `patience`.
+    /// Creates an acceptor that listens at `address` for calls to the task `me`. With port 0 the system chooses a port.
+    /// Resolving a host name takes at most `patience`.
     ///
     /// # Errors
     /// - [`ListenError::Bind`]: the acceptor cannot listen at the address.
@@ -124,8 +123,8 @@ impl Acceptor {
 
     /// Waits for callers for at most `patience`, performs their handshakes, and returns the accepted ones.
     ///
-    /// At most `room` callers are accepted; all others receive a refusal that asks them to retry. The result
-    /// may be empty before `patience` has passed.
+    /// At most `room` callers are accepted; all others receive a refusal that asks them to retry. The result may be
+    /// empty before `patience` has passed.
     ///
     /// # Errors
     /// Returns an I/O error if the wait fails.
@@ -137,9 +136,9 @@ impl Acceptor {
         })
     }
 
-    /// Equivalent to [`accept`](Self::accept), except that `admit` decides whether there is room for a
-    /// caller. `admit` is called once for each caller, with the caller's task and IP address. If it fails,
-    /// the caller receives a refusal that asks it to retry.
+    /// Equivalent to [`accept`](Self::accept), except that `admit` decides whether there is room for a caller. `admit`
+    /// is called once for each caller, with the caller's task and IP address. If it fails, the caller receives a
+    /// refusal that asks it to retry.
     ///
     /// # Errors
     /// Returns an I/O error if the wait fails.

@@ -17,9 +17,9 @@ pub(super) const CALLING: usize = 1;
 
 /// One end of a connection between two tasks.
 ///
-/// Both sides send messages and heartbeats. A disconnect is reported once, after everything that was received
-/// from the other side. In a [`Receiver`], worker 0 is the side that was connected to, and worker 1 is the
-/// side that has connected.
+/// Both sides send messages and heartbeats. A disconnect is reported once, after everything that was received from the
+/// other side. In a [`Receiver`], worker 0 is the side that was connected to, and worker 1 is the side that has
+/// connected.
 ///
 /// Dropping an endpoint sends a final message and waits until the other side has received everything. The wait ends
 /// early if no bytes are transferred for [`Settings::shutdown_idle_timeout`], or after [`Settings::max_shutdown_wait`].
@@ -48,8 +48,8 @@ impl Endpoint {
         Ok(Self { mesh, other, peer, address })
     }
 
-    /// Returns the task at the other end: the task that calls or the task that was called. The handshake has
-    /// checked that the other side may act as this task, as far as the job's credentials allow.
+    /// Returns the task at the other end: the task that calls or the task that was called. The handshake has checked
+    /// that the other side may act as this task, as far as the job's credentials allow.
     pub fn peer(&self) -> &Task {
         &self.peer
     }

@@ -51,8 +51,8 @@ impl Host {
         self
     }
 
-    /// Sets a digest of this machine, which offers shared memory to the caller. With `None` shared memory is
-    /// not offered. The digest is valid only for this connection.
+    /// Sets a digest of this machine, which offers shared memory to the caller. With `None` shared memory is not
+    /// offered. The digest is valid only for this connection.
     pub fn machine(mut self, machine: Option<[u8; 32]>) -> Self {
         self.machine = machine;
         self
@@ -105,9 +105,9 @@ impl Host {
         }
     }
 
-    /// Checks that both sides have the same name of the job. A call with an empty name may be to any job. If
-    /// one side calls and the other joins a world, the names are not compared, because
-    /// [`compare`](Self::compare) rejects the connection for its purpose.
+    /// Checks that both sides have the same name of the job. A call with an empty name may be to any job. If one side
+    /// calls and the other joins a world, the names are not compared, because [`compare`](Self::compare) rejects the
+    /// connection for its purpose.
     ///
     /// # Errors
     /// Returns a refusal if the names differ.
@@ -125,8 +125,8 @@ impl Host {
         Err(Refusal::new(Reason::Job, text))
     }
 
-    /// Checks that the rest of the caller's hello matches this host's, after the caller has proved that it
-    /// knows the secret.
+    /// Checks that the rest of the caller's hello matches this host's, after the caller has proved that it knows the
+    /// secret.
     ///
     /// # Errors
     /// Returns the refusal to send if the hellos do not match.

@@ -3,8 +3,8 @@
 use distribute_cluster::{Job, Task};
 use std::sync::Arc;
 
-/// The tasks of a world's workers, as error messages name them: `chief 0`, `worker 0`, … A worker without a
-/// task is named `worker`, followed by its rank.
+/// The tasks of a world's workers, as error messages name them: `chief 0`, `worker 0`, … A worker without a task is
+/// named `worker`, followed by its rank.
 #[derive(Clone, Debug, Default)]
 pub struct Names(Arc<[Task]>);
 

@@ -91,8 +91,8 @@ pub struct Offer {
 pub enum Words {
     /// The caller's identity, whether it has a secret, and its nonce.
     Hello(Hello, bool, [u8; 32]),
-    /// The host's rank and nonce, a digest of its machine if it offers shared memory, and its proof of the
-    /// secret, if the job has one.
+    /// The host's rank and nonce, a digest of its machine if it offers shared memory, and its proof of the secret, if
+    /// the job has one.
     Challenge(usize, [u8; 32], Option<[u8; 32]>, Option<[u8; 32]>),
     /// The caller's proof of the secret, if the job has one, and memory that the caller offers to share.
     Proof(Option<[u8; 32]>, Option<Offer>),

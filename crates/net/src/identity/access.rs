@@ -98,15 +98,15 @@ impl Access {
         Ok(())
     }
 
-    /// Returns whether a peer that passed [`verify_peer`](Self::verify_peer), and was then rejected for the
-    /// given reason, certainly belongs to the job. Knowing only the user of its process is not enough to tell
-    /// apart two jobs of one user. Without even that, every process counts as foreign.
+    /// Returns whether a peer that passed [`verify_peer`](Self::verify_peer), and was then rejected for the given
+    /// reason, certainly belongs to the job. Knowing only the user of its process is not enough to tell apart two jobs
+    /// of one user. Without even that, every process counts as foreign.
     pub(crate) fn knows_members(&self, refused: Reason) -> bool {
         self.key.is_some() || self.tls.is_some() || (self.by_user && refused != Reason::Job)
     }
 
-    /// Returns whether a connection to or from this address has the required protection. Check this after
-    /// resolving a host name, which may yield a different kind of address than the name suggests.
+    /// Returns whether a connection to or from this address has the required protection. Check this after resolving a
+    /// host name, which may yield a different kind of address than the name suggests.
     pub(crate) fn allows(&self, ip: IpAddr) -> bool {
         self.tls.is_some() || self.plain_text_allowed || ip.to_canonical().is_loopback()
     }

@@ -70,8 +70,7 @@ impl Credentials {
         Self { job: Job::Any, ..self }
     }
 
-    /// Returns the name of the job: see [`job`](Self::job). The name is empty if jobs with any name may be
-    /// called.
+    /// Returns the name of the job: see [`job`](Self::job). The name is empty if jobs with any name may be called.
     pub fn job_name(&self) -> String {
         match &self.job {
             Job::Own => job_name(),
@@ -80,8 +79,8 @@ impl Credentials {
         }
     }
 
-    /// Returns the identity of this process. If none was set, the identity is the secret in
-    /// `DISTRIBUTE_SECRET`, or [`Identity::None`] without that variable.
+    /// Returns the identity of this process. If none was set, the identity is the secret in `DISTRIBUTE_SECRET`, or
+    /// [`Identity::None`] without that variable.
     ///
     /// # Errors
     /// - [`AccessError::Identity`]: the environment variable does not contain a valid secret.
@@ -92,8 +91,8 @@ impl Credentials {
         }
     }
 
-    /// Returns what is needed for connections among the tasks at the given addresses. All tasks must pass the
-    /// same addresses, so that they protect connections in the same way.
+    /// Returns what is needed for connections among the tasks at the given addresses. All tasks must pass the same
+    /// addresses, so that they protect connections in the same way.
     ///
     /// # Errors
     /// - [`AccessError::Policy`]: connections would be unprotected.

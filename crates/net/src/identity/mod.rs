@@ -32,15 +32,15 @@ pub use secret::Secret;
 #[non_exhaustive]
 pub enum Identity {
     /// No proof. This is only possible with loopback addresses, or if plain text is
-    /// [allowed](Credentials::allow_plain_text_on_the_network). On loopback connections under Linux, only
-    /// processes of the same user may join. In all other cases, any process that reaches the port may join.
+    /// [allowed](Credentials::allow_plain_text_on_the_network). On loopback connections under Linux, only processes of
+    /// the same user may join. In all other cases, any process that reaches the port may join.
     #[default]
     None,
     /// The secret of the job. Each side proves that it knows the secret. Links are also encrypted, with certificates
     /// that each process derives from the secret, unless all addresses are loopback addresses or plain text is allowed.
     Secret(Secret),
-    /// Certificates. Links are encrypted, and any process with a certificate of the CA may join. It may act
-    /// as the tasks that the certificate [names](Certificates) or, if it names none, as any task.
+    /// Certificates. Links are encrypted, and any process with a certificate of the CA may join. It may act as the
+    /// tasks that the certificate [names](Certificates) or, if it names none, as any task.
     Certificates(Certificates),
 }
 

@@ -1,9 +1,8 @@
 //! A check of which user's process is at the other end of a loopback connection.
 //!
-//! Linux lists all connections in a table, with the user that has opened each end. A loopback connection has
-//! a row for each of its two ends. The other end is the row with the two addresses swapped. While this end is
-//! open, no other connection can have that row. A closed end has no user in the table, so it counts as a
-//! closed connection.
+//! Linux lists all connections in a table, with the user that has opened each end. A loopback connection has a row for
+//! each of its two ends. The other end is the row with the two addresses swapped. While this end is open, no other
+//! connection can have that row. A closed end has no user in the table, so it counts as a closed connection.
 //!
 //! To test whether the system reports users, this process connects to itself.
 
@@ -12,8 +11,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// The tables of both address families. One end of a connection may be in the table of IPv6 and the other in
-/// that of IPv4.
+/// The tables of both address families. One end of a connection may be in the table of IPv6 and the other in that of
+/// IPv4.
 const TABLES: [&str; 2] = ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"];
 
 /// The code of an open connection in the table's column of states.

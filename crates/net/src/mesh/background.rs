@@ -1,5 +1,5 @@
-//! The background thread of a mesh. It polls the sockets while no other thread does, sends heartbeats, and
-//! detects failed workers.
+//! The background thread of a mesh. It polls the sockets while no other thread does, sends heartbeats, and detects
+//! failed workers.
 
 use super::late_joins::LateJoinHandler;
 use super::shared::Shared;
@@ -99,8 +99,8 @@ fn wait(shared: &Shared, late_joins: Option<&dyn LateJoinHandler>) -> Woken {
 /// The maximum number of turns of all links before the next check of heartbeats, even if more is received.
 const TURNS: usize = 64;
 
-/// Gives all links turns without blocking, until there is nothing more to read or write or another thread
-/// wants to poll. Stops after [`TURNS`] turns, and does nothing if another thread is polling.
+/// Gives all links turns without blocking, until there is nothing more to read or write or another thread wants to
+/// poll. Stops after [`TURNS`] turns, and does nothing if another thread is polling.
 fn move_bytes(shared: &Shared) {
     let Some(mut events) = shared.try_become_poller() else { return };
     let _span = tracing::trace_span!("network").entered();

@@ -3,14 +3,14 @@
 use rustix::event::PollFd;
 use std::collections::BTreeSet;
 
-/// A handler of processes that connect after the world is complete. It accepts spares and rejects all others
-/// with a reason.
+/// A handler of processes that connect after the world is complete. It accepts spares and rejects all others with a
+/// reason.
 pub(crate) trait LateJoinHandler: Send {
     /// Returns the descriptors for which to wait.
     fn interests(&self) -> Vec<PollFd<'_>>;
 
-    /// Continues the handshakes of new connections. `lost` returns whether a worker is disconnected. `over`
-    /// is `true` if the world accepts no replacements.
+    /// Continues the handshakes of new connections. `lost` returns whether a worker is disconnected. `over` is `true`
+    /// if the world accepts no replacements.
     fn serve(&mut self, lost: &dyn Fn(usize) -> bool, over: bool);
 }
 
@@ -22,7 +22,7 @@ pub(crate) trait WaitingWorkers: Send + Sync {
     /// Returns the positions of the waiting workers in the cluster.
     fn positions(&self) -> BTreeSet<usize>;
 
-    /// Returns whether another world has replaced the one of `generation`: a waiting worker was a member of a
-    /// different world, of the same generation or a later one.
+    /// Returns whether another world has replaced the one of `generation`: a waiting worker was a member of a different
+    /// world, of the same generation or a later one.
     fn supplants(&self, generation: u64) -> bool;
 }

@@ -27,12 +27,11 @@ use std::time::Duration;
 
 /// The transport over sockets, with one connection for each pair of workers.
 ///
-/// Threads that wait for messages [poll](Transport::poll) the sockets themselves. At other times a background
-/// thread polls them. It also detects failed workers.
+/// Threads that wait for messages [poll](Transport::poll) the sockets themselves. At other times a background thread
+/// polls them. It also detects failed workers.
 ///
-/// Dropping a mesh sends a final message and waits until the others have received everything. The wait lasts
-/// as long as bytes are transferred, up to
-/// [`Settings::max_shutdown_wait`](crate::Settings::max_shutdown_wait).
+/// Dropping a mesh sends a final message and waits until the others have received everything. The wait lasts as long as
+/// bytes are transferred, up to [`Settings::max_shutdown_wait`](crate::Settings::max_shutdown_wait).
 pub struct Mesh {
     shared: Arc<Shared>,
     background: Option<JoinHandle<()>>,
@@ -53,8 +52,8 @@ impl Mesh {
         Self::open(met, receiver, None)
     }
 
-    /// Creates the mesh of workers that have completed a rendezvous. `late_joins` is the handler of processes
-    /// that connect later and the record of waiting workers, if this worker accepts such processes.
+    /// Creates the mesh of workers that have completed a rendezvous. `late_joins` is the handler of processes that
+    /// connect later and the record of waiting workers, if this worker accepts such processes.
     ///
     /// # Errors
     /// Returns an I/O error if the system cannot create a socket or start a thread.
@@ -83,8 +82,8 @@ impl Mesh {
         self.waiting.as_ref().map_or(0, |waiting| waiting.count())
     }
 
-    /// Returns the positions in the cluster of the workers that [wait](Self::waiting). Only the leader knows
-    /// them; on other workers the set is empty.
+    /// Returns the positions in the cluster of the workers that [wait](Self::waiting). Only the leader knows them; on
+    /// other workers the set is empty.
     pub fn waiting_positions(&self) -> BTreeSet<usize> {
         self.waiting.as_ref().map(|waiting| waiting.positions()).unwrap_or_default()
     }
@@ -100,11 +99,11 @@ impl Mesh {
         &self.addresses
     }
 
-    /// Returns whether another world has replaced this one: a waiting worker was a member of a different
-    /// world, of the same generation or a later one.
+    /// Returns whether another world has replaced this one: a waiting worker was a member of a different world, of the
+    /// same generation or a later one.
     ///
-    /// This happens if the leader had just started when it formed this world, and did not know of the other
-    /// one. Only the leader detects it; on other workers the result is `false`.
+    /// This happens if the leader had just started when it formed this world, and did not know of the other one. Only
+    /// the leader detects it; on other workers the result is `false`.
     pub fn is_supplanted(&self) -> bool {
         self.waiting.as_ref().is_some_and(|waiting| waiting.supplants(self.generation))
     }
@@ -124,15 +123,15 @@ impl Mesh {
         self.shared.world
     }
 
-    /// Leaves a world that has lost a worker, so that this worker can take part in another rendezvous. The
-    /// others receive everything that was sent before. They report this worker's disconnect with the reason
+    /// Leaves a world that has lost a worker, so that this worker can take part in another rendezvous. The others
+    /// receive everything that was sent before. They report this worker's disconnect with the reason
     /// [`LEFT`](crate::LEFT).
     pub fn leave(&self) {
         self.shared.close(&Frame::Leave);
     }
 
-    /// Sets whether the work of the world has ended. If it has, replacements of failed workers are rejected,
-    /// because there will be no other rendezvous.
+    /// Sets whether the work of the world has ended. If it has, replacements of failed workers are rejected, because
+    /// there will be no other rendezvous.
     pub fn set_finished(&self, finished: bool) {
         self.shared.set_finished(finished);
     }

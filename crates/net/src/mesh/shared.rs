@@ -15,15 +15,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// The time to spin for messages, or for the rest of one, before sleeping. Waking a thread takes about as
-/// long.
+/// The time to spin for messages, or for the rest of one, before sleeping. Waking a thread takes about as long.
 const SPIN: Duration = Duration::from_micros(50);
 
 /// The maximum time to wait for the background thread to stop polling. It stops after its turn.
 const YIELD_WAIT: Duration = Duration::from_millis(5);
 
-/// The maximum number of sockets that are read directly to check whether anything was received. With more
-/// sockets, the system's `poll` is called first.
+/// The maximum number of sockets that are read directly to check whether anything was received. With more sockets, the
+/// system's `poll` is called first.
 const MAX_DIRECT_SOCKETS: usize = 3;
 
 /// The links of a mesh, and the lock of the thread that polls them.
@@ -40,8 +39,7 @@ pub(crate) struct Shared {
     receiver: Arc<dyn Receiver>,
     /// Events that were read and not yet delivered. The polling thread holds the lock.
     poller: Mutex<Vec<Event>>,
-    /// The number of calls of [`poll`](Self::poll), by which the background thread notices that other threads
-    /// poll.
+    /// The number of calls of [`poll`](Self::poll), by which the background thread notices that other threads poll.
     pub polls: AtomicU64,
     /// Whether a thread other than the background thread polls.
     pub is_polling: AtomicBool,
@@ -221,8 +219,8 @@ impl Shared {
         }
     }
 
-    /// Becomes the thread that polls. If the background thread is polling, waits for at most [`YIELD_WAIT`]
-    /// until it stops. Returns `None` if another thread continues to poll.
+    /// Becomes the thread that polls. If the background thread is polling, waits for at most [`YIELD_WAIT`] until it
+    /// stops. Returns `None` if another thread continues to poll.
     fn become_poller(&self) -> Option<MutexGuard<'_, Vec<Event>>> {
         if let Some(events) = self.try_become_poller() {
             return Some(events);
@@ -254,9 +252,8 @@ impl Shared {
         links.fold(false, |more, (_, link)| link.poll(events) | more)
     }
 
-    /// Waits for at most `patience` until a link needs a turn or this thread is woken. Gives the links that
-    /// need one a turn.
-    /// Returns `true` if there may be more to read or write.
+    /// Waits for at most `patience` until a link needs a turn or this thread is woken. Gives the links that need one a
+    /// turn. Returns `true` if there may be more to read or write.
     fn poll_ready_links(&self, events: &mut Vec<Event>, patience: Duration) -> bool {
         let wait = ready::wait(&self.links, vec![self.wake_poller.interest()], patience);
         let Ok(Ready { links, others }) = wait else { return false };

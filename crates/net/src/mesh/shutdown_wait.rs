@@ -6,11 +6,11 @@ use distribute_cluster::Deadline;
 use distribute_log::warn_or_stderr;
 use std::time::Duration;
 
-/// A closed mesh's wait until the other workers have received everything. It lasts as long as bytes are
-/// transferred, up to a limit.
+/// A closed mesh's wait until the other workers have received everything. It lasts as long as bytes are transferred, up
+/// to a limit.
 ///
-/// A running worker either reads the data or is disconnected because of its silence. Its heartbeats therefore
-/// count like bytes that it reads. The wait does not cover bytes in system buffers and in shared memory.
+/// A running worker either reads the data or is disconnected because of its silence. Its heartbeats therefore count
+/// like bytes that it reads. The wait does not cover bytes in system buffers and in shared memory.
 pub(crate) struct ShutdownWait {
     /// The deadline for the next transfer of bytes.
     idle: Deadline,
@@ -29,8 +29,8 @@ impl ShutdownWait {
         }
     }
 
-    /// Returns whether the wait is over: all links are closed, no bytes were transferred for the idle
-    /// timeout, or the limit has passed. Logs a warning if unsent data is left. Call this often.
+    /// Returns whether the wait is over: all links are closed, no bytes were transferred for the idle timeout, or the
+    /// limit has passed. Logs a warning if unsent data is left. Call this often.
     pub fn is_over(&mut self, shared: &Shared) -> bool {
         let mut open = shared.links.iter().filter(|link| !link.loss_is_reported()).peekable();
         if open.peek().is_none() {

@@ -97,12 +97,11 @@ impl Attempt {
         matches!(self.state, State::Looking(_))
     }
 
-    /// Continues the attempt without blocking. Returns the connection once the other side has accepted it,
-    /// and `None` before.
+    /// Continues the attempt without blocking. Returns the connection once the other side has accepted it, and `None`
+    /// before.
     ///
     /// # Errors
-    /// Returns the reason if the attempt has failed, for example because the other side has not answered in
-    /// time. The
+    /// Returns the reason if the attempt has failed, for example because the other side has not answered in time. The
     /// attempt is then over.
     pub fn advance(&mut self, call: &Call, context: &CallContext) -> Result<Option<Stream>, AttemptError> {
         loop {
@@ -191,8 +190,7 @@ fn start_handshake(socket: TcpStream, call: &Call, context: &CallContext) -> Res
 }
 
 impl Handshake {
-    /// Continues the handshake without blocking. Returns `true` once the other side has accepted the
-    /// connection.
+    /// Continues the handshake without blocking. Returns `true` once the other side has accepted the connection.
     ///
     /// # Errors
     /// Returns the reason if the connection is closed or has failed, or if one side rejects the other.
@@ -217,8 +215,8 @@ impl Handshake {
         }
     }
 
-    /// Offers memory to the other side, which must be on this machine. If no memory can be created, the
-    /// connection uses the socket.
+    /// Offers memory to the other side, which must be on this machine. If no memory can be created, the connection uses
+    /// the socket.
     fn share(&mut self) {
         match Offered::new() {
             Ok(offered) => {

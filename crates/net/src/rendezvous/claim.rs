@@ -1,11 +1,10 @@
-//! The generation that a process claims in a rendezvous, and whether it may retry after a failure. This
-//! module contains only pure functions and values.
+//! The generation that a process claims in a rendezvous, and whether it may retry after a failure. This module contains
+//! only pure functions and values.
 
 use super::JoinError;
 use crate::handshake::Reason;
 
-/// The state that a process claims to have in a rendezvous: the generation of the last world of which it was
-/// a member.
+/// The state that a process claims to have in a rendezvous: the generation of the last world of which it was a member.
 ///
 /// ```
 /// use distribute_net::rendezvous::claim::Claim;
@@ -28,9 +27,8 @@ impl Claim {
         self.generation
     }
 
-    /// Processes the failure of a rendezvous. Returns `Ok` if the process may retry while time is left. If
-    /// the others have formed a world without this process, the claim becomes that of a process that has just
-    /// started.
+    /// Processes the failure of a rendezvous. Returns `Ok` if the process may retry while time is left. If the others
+    /// have formed a world without this process, the claim becomes that of a process that has just started.
     ///
     /// # Errors
     /// Returns the error if a retry would fail in the same way.

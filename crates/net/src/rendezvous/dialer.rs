@@ -43,8 +43,8 @@ impl Dialer {
         &self.call
     }
 
-    /// Returns the reason for the latest failed attempt or, before the first failure, for the failure of an
-    /// earlier link. Without either, returns a note while the name is being looked up, and `None` otherwise.
+    /// Returns the reason for the latest failed attempt or, before the first failure, for the failure of an earlier
+    /// link. Without either, returns a note while the name is being looked up, and `None` otherwise.
     pub fn last(&self) -> Option<String> {
         let looking = matches!(&self.state, State::Trying(attempt) if attempt.is_looking());
         let last = self.retries.last().map(str::to_owned);
@@ -67,8 +67,8 @@ impl Dialer {
         }
     }
 
-    /// Continues the attempt without blocking, or begins the next one if it is due. Returns the connection
-    /// once the other side has accepted it, and `None` before. A failed attempt is repeated later.
+    /// Continues the attempt without blocking, or begins the next one if it is due. Returns the connection once the
+    /// other side has accepted it, and `None` before. A failed attempt is repeated later.
     ///
     /// # Errors
     /// - [`Failed::Refused`]: the other side has rejected this one, and would do so again.

@@ -47,8 +47,8 @@ pub enum JoinError {
         /// The reason for the rejection.
         refusal: Refusal,
     },
-    /// Another worker of the job was rejected, because it disagrees on data that must be the same on all
-    /// workers. A world cannot be formed without it.
+    /// Another worker of the job was rejected, because it disagrees on data that must be the same on all workers. A
+    /// world cannot be formed without it.
     #[error(
         "the group cannot be formed, because {task} was refused, which connected from {address}: {refusal}"
     )]
@@ -74,8 +74,8 @@ pub enum JoinError {
         /// The reason for the disconnect.
         reason: String,
     },
-    /// The leader belongs to the job, but has sent a message that no leader of this version sends. A retry
-    /// would fail in the same way.
+    /// The leader belongs to the job, but has sent a message that no leader of this version sends. A retry would fail
+    /// in the same way.
     #[error(
         "{task} at {address} leads this world, and has sent {problem}: start all workers with the same program"
     )]
@@ -106,8 +106,8 @@ pub enum JoinError {
         missing: Vec<Missing>,
         /// Whether the addresses of all workers are loopback addresses, which are not reachable from other machines.
         loopback: bool,
-        /// The connections that were rejected, each with its address and the reason. A missing worker may be
-        /// among them.
+        /// The connections that were rejected, each with its address and the reason. A missing worker may be among
+        /// them.
         refused: Vec<String>,
     },
     /// A world is complete without this process, which is now its spare. Only a rendezvous that [returns

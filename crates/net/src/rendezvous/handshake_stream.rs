@@ -126,8 +126,7 @@ impl HandshakeStream {
     }
 }
 
-/// Calls `read` until no bytes are left, at most 16 times. Returns `false` at the end of the stream or after
-/// an error.
+/// Calls `read` until no bytes are left, at most 16 times. Returns `false` at the end of the stream or after an error.
 fn discard(mut read: impl FnMut() -> io::Result<usize>) -> bool {
     for _ in 0..16 {
         match read() {

@@ -12,8 +12,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The listener of a complete world. It accepts spares and rejects all other processes with a reason. It also
-/// records the processes that wait for the next world.
+/// The listener of a complete world. It accepts spares and rejects all other processes with a reason. It also records
+/// the processes that wait for the next world.
 #[derive(Debug)]
 pub(super) struct LateJoinListener {
     reception: Reception,
@@ -23,8 +23,7 @@ pub(super) struct LateJoinListener {
 }
 
 impl LateJoinListener {
-    /// Creates the listener of a complete world. `waiting` records the processes that wait for the next
-    /// world.
+    /// Creates the listener of a complete world. `waiting` records the processes that wait for the next world.
     pub fn new(
         reception: Reception,
         late_join_replies: LateJoinReplies,

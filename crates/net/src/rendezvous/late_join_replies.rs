@@ -25,8 +25,8 @@ impl LateJoinReplies {
         Self { me, names, members, generation, maximum: usize::MAX }
     }
 
-    /// Sets the maximum number of workers of a world. Once the world has this number, the leader accepts
-    /// other processes as spares.
+    /// Sets the maximum number of workers of a world. Once the world has this number, the leader accepts other
+    /// processes as spares.
     pub fn maximum(mut self, maximum: usize) -> Self {
         self.maximum = maximum;
         self
@@ -34,9 +34,9 @@ impl LateJoinReplies {
 
     /// Decides whether a process that connects while this world exists is accepted as a spare.
     ///
-    /// `lost` returns whether the worker of a given rank is disconnected. `over` is `true` if there will be
-    /// no other world. Otherwise a process that is no member of this world is recorded in
-    /// `waiting_processes`, because it waits for the next one.
+    /// `lost` returns whether the worker of a given rank is disconnected. `over` is `true` if there will be no other
+    /// world. Otherwise a process that is no member of this world is recorded in `waiting_processes`, because it waits
+    /// for the next one.
     ///
     /// # Errors
     /// Returns the refusal of a process that is not accepted as a spare.
@@ -70,8 +70,8 @@ impl LateJoinReplies {
         Err(Refusal::new(Reason::Early, text))
     }
 
-    /// Returns whether a process that is no member is a spare: the world is full, and the process was in no
-    /// other world that is at least as late.
+    /// Returns whether a process that is no member is a spare: the world is full, and the process was in no other world
+    /// that is at least as late.
     fn is_spare(&self, hello: &Hello) -> bool {
         let joins = match &hello.purpose {
             Purpose::Join { .. } => hello.generation < self.generation,

@@ -8,16 +8,15 @@ use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::time::Duration;
 
-/// The maximum time for which binding is retried if a port is in use. The port of a failed process may be in
-/// use for a short time, because the system may assign it to a worker's attempt to reach that process.
+/// The maximum time for which binding is retried if a port is in use. The port of a failed process may be in use for a
+/// short time, because the system may assign it to a worker's attempt to reach that process.
 const RETRY_BIND: Duration = Duration::from_secs(2);
 
 /// The wait between two attempts to bind.
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
 
-/// The maximum number of connections that wait to be accepted. If the queue is full, a caller's operating
-/// system retries only a second later. A long queue keeps a flood of foreign connections from delaying
-/// others.
+/// The maximum number of connections that wait to be accepted. If the queue is full, a caller's operating system
+/// retries only a second later. A long queue keeps a flood of foreign connections from delaying others.
 const QUEUE: i32 = 1024;
 
 /// A listening socket at which other workers reach this one.
@@ -33,9 +32,8 @@ impl Listener {
         Self::bind_to(&address.to_socket_addrs()?.collect::<Vec<_>>())
     }
 
-    /// Listens at an address, provided that connections there have the required protection. The lookup of a
-    /// host name ends at
-    /// `deadline`. If the port is in use, binding is retried for a short time.
+    /// Listens at an address, provided that connections there have the required protection. The lookup of a host name
+    /// ends at `deadline`. If the port is in use, binding is retried for a short time.
     ///
     /// # Errors
     /// - [`OpenError::Policy`]: connections would be unprotected.

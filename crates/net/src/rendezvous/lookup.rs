@@ -9,8 +9,7 @@ use std::sync::{Arc, mpsc};
 
 type Found = io::Result<Vec<SocketAddr>>;
 
-/// A lookup that may still be running. Its thread is never joined: it exits when the system answers or times
-/// out.
+/// A lookup that may still be running. Its thread is never joined: it exits when the system answers or times out.
 #[derive(Debug)]
 pub(crate) struct Lookup {
     waker: Arc<Waker>,
@@ -18,8 +17,8 @@ pub(crate) struct Lookup {
 }
 
 impl Lookup {
-    /// Starts to look up the addresses of a host name on a new thread. The result for an IP address is
-    /// available immediately.
+    /// Starts to look up the addresses of a host name on a new thread. The result for an IP address is available
+    /// immediately.
     ///
     /// # Errors
     /// Returns an I/O error if the system cannot create a socket or start a thread.
@@ -71,8 +70,8 @@ impl Lookup {
         }
     }
 
-    /// Waits until the result is available or `deadline` has passed. In the second case, returns an error of
-    /// the kind [`TimedOut`](io::ErrorKind::TimedOut).
+    /// Waits until the result is available or `deadline` has passed. In the second case, returns an error of the kind
+    /// [`TimedOut`](io::ErrorKind::TimedOut).
     pub fn wait(&self, mut deadline: Deadline) -> Found {
         loop {
             if let Some(found) = self.take() {

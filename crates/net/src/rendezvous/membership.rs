@@ -1,5 +1,5 @@
-//! The workers that have connected to this worker, may connect, or are missing. This module contains only
-//! pure functions and values.
+//! The workers that have connected to this worker, may connect, or are missing. This module contains only pure
+//! functions and values.
 
 // - **INV-34** The members of a world have one generation, which the leader creates when all have joined: one more
 //   than the last of which any of them was a member. A process that was in an earlier one than the leader is
@@ -15,8 +15,8 @@ use distribute_cluster::{Address, Task};
 use std::cmp::{Ordering, Reverse};
 use std::collections::BTreeSet;
 
-/// The workers for which this worker waits in a rendezvous. The leader waits until all others join it. Any
-/// other worker waits until those with higher positions link to it.
+/// The workers for which this worker waits in a rendezvous. The leader waits until all others join it. Any other worker
+/// waits until those with higher positions link to it.
 #[derive(Clone, Debug)]
 pub struct Membership {
     me: usize,
@@ -32,15 +32,15 @@ pub struct Membership {
     members: Option<Vec<usize>>,
     /// The generation of the last world of which this worker was a member; 0 if there was none.
     before: u64,
-    /// The latest generation of which a connected worker was a member. Generations that spares know of do not
-    /// count, because one of their members may still connect and supplant the new world.
+    /// The latest generation of which a connected worker was a member. Generations that spares know of do not count,
+    /// because one of their members may still connect and supplant the new world.
     latest: u64,
     /// The generation of the new world, once it is known.
     generation: Option<u64>,
 }
 
-/// The earliest generation of a world that has a spare. In the first generation, all workers build their
-/// models together, which a spare has done alone.
+/// The earliest generation of a world that has a spare. In the first generation, all workers build their models
+/// together, which a spare has done alone.
 const WITH_SPARES: u64 = 2;
 
 /// The origin of a process that joins, in the order of precedence.
@@ -76,8 +76,8 @@ impl Membership {
 
     /// Returns the generation of the new world, as far as this worker knows it.
     ///
-    /// The leader chooses the generation after the latest one of which a connected worker was a member. With
-    /// a spare in the world, the generation is at least 2.
+    /// The leader chooses the generation after the latest one of which a connected worker was a member. With a spare in
+    /// the world, the generation is at least 2.
     pub fn generation(&self) -> u64 {
         let is_in = |place: usize| self.members.as_ref().is_none_or(|members| members.contains(&place));
         let next = self.latest.saturating_add(1);
@@ -137,8 +137,8 @@ impl Membership {
     /// Checks that the generation that a worker claims fits the new world.
     ///
     /// # Errors
-    /// Returns the refusal if the worker belongs to another generation, or links before this worker knows the
-    /// new generation.
+    /// Returns the refusal if the worker belongs to another generation, or links before this worker knows the new
+    /// generation.
     fn of_my_generation(&self, hello: &Hello) -> Result<(), Refusal> {
         let (mine, theirs) = (self.task(self.me), self.task(hello.rank));
         let own = match (&hello.purpose, self.generation) {
@@ -227,9 +227,9 @@ impl Membership {
         self.connected_from(Origin::Member).count() + 1
     }
 
-    /// Returns whether to wait for members of an earlier world of which a spare knows. None of its members
-    /// has connected yet, and one still may. Members of even earlier worlds do not have its state. This
-    /// worker was in no world.
+    /// Returns whether to wait for members of an earlier world of which a spare knows. None of its members has
+    /// connected yet, and one still may. Members of even earlier worlds do not have its state. This worker was in no
+    /// world.
     pub fn awaits_members(&self) -> bool {
         let latest = |origin| self.connected_from(origin).map(|(_, generation)| generation).max();
         let may_connect = self.connected().len() < self.connected.len();
@@ -241,17 +241,16 @@ impl Membership {
         self.members.is_some()
     }
 
-    /// Returns the position of each connected process of an origin, and the generation that the process
-    /// claims.
+    /// Returns the position of each connected process of an origin, and the generation that the process claims.
     fn connected_from(&self, origin: Origin) -> impl Iterator<Item = (usize, u64)> {
         let all = self.connected.iter().zip(&self.origins).zip(&self.generations).enumerate();
         all.filter(move |(_, ((connected, of), _))| **connected && **of == origin)
             .map(|(place, (_, generation))| (place, *generation))
     }
 
-    /// Decides the members of the world: the connected workers, but at most `maximum` of them, including this
-    /// one. Members of earlier worlds take precedence over spares, and spares over processes that have just
-    /// started. Among processes of the same origin, a later generation takes precedence.
+    /// Decides the members of the world: the connected workers, but at most `maximum` of them, including this one.
+    /// Members of earlier worlds take precedence over spares, and spares over processes that have just started. Among
+    /// processes of the same origin, a later generation takes precedence.
     pub fn close(&mut self, maximum: usize) {
         let mut others: Vec<_> = self.connected().into_iter().filter(|place| *place != self.me).collect();
         others.sort_by_key(|place| {
@@ -264,8 +263,8 @@ impl Membership {
         self.members = Some(others);
     }
 
-    /// Returns the positions in the cluster of the world's workers, by rank. Before they are decided, returns
-    /// all positions.
+    /// Returns the positions in the cluster of the world's workers, by rank. Before they are decided, returns all
+    /// positions.
     pub fn members(&self) -> Vec<usize> {
         self.members.clone().unwrap_or_else(|| (0..self.connected.len()).collect())
     }
@@ -280,8 +279,8 @@ impl Membership {
         self.addresses.get(worker).map(Address::to_string).unwrap_or_default()
     }
 
-    /// Sets the world that was received from the leader: its generation, and the addresses of its workers.
-    /// Returns `false`, and changes nothing, if these do not form a valid world that contains this worker.
+    /// Sets the world that was received from the leader: its generation, and the addresses of its workers. Returns
+    /// `false`, and changes nothing, if these do not form a valid world that contains this worker.
     pub fn locate(&mut self, generation: u64, members: Vec<(usize, Address)>) -> bool {
         let positions: Vec<_> = members.iter().map(|(place, _)| *place).collect();
         let is_world = generation > self.before

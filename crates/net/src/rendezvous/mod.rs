@@ -28,8 +28,8 @@
 //! A world may have a [maximum number](Quorum::maximum) of workers. The leader accepts other processes as *spares*, and
 //! holds their connections. When the group re-forms, spares take the positions of lost workers.
 //!
-//! Before a world is formed, a worker is identified by its *position* in the cluster. The workers of a world
-//! are then numbered by rank, in the order of their positions.
+//! Before a world is formed, a worker is identified by its *position* in the cluster. The workers of a world are then
+//! numbered by rank, in the order of their positions.
 
 // - **INV-85** A worker of the job that disagrees on its name, the cluster or the program ends the rendezvous of
 //   all workers at once, if it is needed: the leader names it to all. It has proved the secret before, or has a
@@ -130,8 +130,8 @@ impl Rendezvous {
         }
     }
 
-    /// Sets the tasks of the workers by rank, by which messages name the workers: `chief 0`, `worker 0`, … By
-    /// default each is named `worker`, followed by its rank.
+    /// Sets the tasks of the workers by rank, by which messages name the workers: `chief 0`, `worker 0`, … By default
+    /// each is named `worker`, followed by its rank.
     pub fn tasks(mut self, tasks: Vec<Task>) -> Self {
         self.names = Names::new(tasks);
         self
@@ -147,10 +147,9 @@ impl Rendezvous {
     /// Sets the generation of the last world of which this worker was a member. The default is 0, for a process that
     /// has just started.
     ///
-    /// The new world has the [next](Mesh::generation) generation. If it is not the first world, its workers
-    /// form a group again, for example after a failure. A worker whose last world is earlier than that of the
-    /// leader is rejected, because the others have continued without it. A process that has just started can
-    /// join any world.
+    /// The new world has the [next](Mesh::generation) generation. If it is not the first world, its workers form a
+    /// group again, for example after a failure. A worker whose last world is earlier than that of the leader is
+    /// rejected, because the others have continued without it. A process that has just started can join any world.
     pub fn generation(mut self, generation: u64) -> Self {
         self.generation = generation;
         self
@@ -165,8 +164,8 @@ impl Rendezvous {
         self
     }
 
-    /// Sets whether [`join`](Self::join) returns [`JoinError::Spare`] if a world is complete without this
-    /// process. By default `join` waits until a world needs this process.
+    /// Sets whether [`join`](Self::join) returns [`JoinError::Spare`] if a world is complete without this process. By
+    /// default `join` waits until a world needs this process.
     pub fn returns_spare(mut self, returns: bool) -> Self {
         self.returns_spare = returns;
         self
@@ -192,9 +191,9 @@ impl Rendezvous {
         self
     }
 
-    /// Sets the number of workers that form a world. The default is all workers. Only the leader uses this
-    /// setting. Workers that connect later wait for the next rendezvous, and [`Mesh::waiting`] counts them
-    /// unless they are spares.
+    /// Sets the number of workers that form a world. The default is all workers. Only the leader uses this setting.
+    /// Workers that connect later wait for the next rendezvous, and [`Mesh::waiting`] counts them unless they are
+    /// spares.
     pub fn quorum(mut self, quorum: Quorum) -> Self {
         self.quorum = quorum;
         self
@@ -206,15 +205,14 @@ impl Rendezvous {
         self
     }
 
-    /// Sets whether workers of one machine send messages through shared memory. By default they do if both
-    /// support it.
+    /// Sets whether workers of one machine send messages through shared memory. By default they do if both support it.
     pub fn shared_memory(mut self, shared_memory: SharedMemory) -> Self {
         self.shared_memory = shared_memory;
         self
     }
 
-    /// Sets the address at which to listen, in the form `host:port`, if it differs from this worker's address
-    /// in the list. An example is `0.0.0.0:2222` in a container.
+    /// Sets the address at which to listen, in the form `host:port`, if it differs from this worker's address in the
+    /// list. An example is `0.0.0.0:2222` in a container.
     pub fn listen(mut self, address: impl Into<String>) -> Self {
         self.listen = Some(address.into());
         self
@@ -232,9 +230,9 @@ impl Rendezvous {
         self
     }
 
-    /// Waits until all workers, or [a quorum](Self::quorum) of them, have joined and are connected to each
-    /// other. Returns the mesh, which delivers their messages to `receiver`. [`Mesh::world`] returns the
-    /// number of workers and the rank of this one. A cluster of one worker needs no socket.
+    /// Waits until all workers, or [a quorum](Self::quorum) of them, have joined and are connected to each other.
+    /// Returns the mesh, which delivers their messages to `receiver`. [`Mesh::world`] returns the number of workers and
+    /// the rank of this one. A cluster of one worker needs no socket.
     ///
     /// If a worker of the same job disagrees on the name of the job, the cluster or the program, the rendezvous fails
     /// immediately on all workers, unless a world can be formed without it.
@@ -315,8 +313,7 @@ impl Rendezvous {
         running.returns_spare(self.returns_spare).complete(deadline, receiver)
     }
 
-    /// Parses and checks the addresses and the name of the job, so that mistakes are found before a socket is
-    /// opened.
+    /// Parses and checks the addresses and the name of the job, so that mistakes are found before a socket is opened.
     fn check(&self) -> Result<Vec<Address>, JoinError> {
         let (given, workers) = (self.addresses.len(), self.world.workers());
         if given != workers {

@@ -18,14 +18,13 @@ const MAX_REASON: usize = 1024;
 pub enum Note {
     /// The world is not complete yet.
     Waiting(Progress),
-    /// The world is complete. The fields are its generation, and the position and address of each of its
-    /// workers.
+    /// The world is complete. The fields are its generation, and the position and address of each of its workers.
     Table(u64, Vec<(usize, Address)>),
-    /// No world will be formed, because a worker was rejected. The fields are that worker's position, the
-    /// address from which it has connected, and the refusal.
+    /// No world will be formed, because a worker was rejected. The fields are that worker's position, the address from
+    /// which it has connected, and the refusal.
     Refused(usize, String, Refusal),
-    /// A world is complete without the receiver, which is its spare from now on and waits for another note.
-    /// The field is the generation of that world.
+    /// A world is complete without the receiver, which is its spare from now on and waits for another note. The field
+    /// is the generation of that world.
     Spare(u64),
 }
 

@@ -4,8 +4,8 @@ use distribute_cluster::Task;
 use std::fmt;
 use std::time::Duration;
 
-/// The progress of a rendezvous, which is reported once a second. Its text is, for example, `3 of 4 workers
-/// joined after 12 s, missing worker 2 at 10.0.0.7:2222`.
+/// The progress of a rendezvous, which is reported once a second. Its text is, for example, `3 of 4 workers joined
+/// after 12 s, missing worker 2 at 10.0.0.7:2222`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// The number of workers in the cluster.
@@ -27,8 +27,8 @@ pub struct Missing {
     pub task: Task,
     /// The address at which the worker is expected.
     pub address: String,
-    /// The reason why the worker could not be reached so far, or the state of the connection to it. `None` if
-    /// neither is known.
+    /// The reason why the worker could not be reached so far, or the state of the connection to it. `None` if neither
+    /// is known.
     pub last: Option<String>,
 }
 

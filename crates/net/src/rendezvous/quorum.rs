@@ -14,8 +14,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// The time for which a leader with enough workers still waits for an expected worker that may be running,
-/// before a spare takes that worker's position.
+/// The time for which a leader with enough workers still waits for an expected worker that may be running, before a
+/// spare takes that worker's position.
 const PRESENT_GRACE: Duration = Duration::from_secs(5);
 
 /// The time for which the leader waits likewise for a worker of the last world that is lost.
@@ -43,13 +43,12 @@ const LOST_GRACE: Duration = Duration::from_millis(500);
 pub struct Quorum {
     /// The minimum number of workers. No world is formed with fewer workers, however long the leader waits.
     pub minimum: usize,
-    /// The maximum number of workers. Other workers that have connected are spares: they wait until a worker
-    /// is lost.
+    /// The maximum number of workers. Other workers that have connected are spares: they wait until a worker is lost.
     pub maximum: usize,
     /// The positions in the cluster whose workers form a world as soon as all of them have connected.
     pub expected: BTreeSet<usize>,
-    /// The positions of the workers that are not known to be lost. A spare takes one of these positions only
-    /// if its worker does not connect for some seconds.
+    /// The positions of the workers that are not known to be lost. A spare takes one of these positions only if its
+    /// worker does not connect for some seconds.
     pub present: BTreeSet<usize>,
     /// The time for which the leader waits for the expected workers after the minimum number is reached, measured from
     /// the last connection.
@@ -68,12 +67,12 @@ impl Quorum {
         }
     }
 
-    /// Returns whether the leader forms a world now. `connected` contains all connected workers and the
-    /// leader, and `spares` those of them that are spares, which are not the expected workers. No other
-    /// worker has connected for the time `idle`.
+    /// Returns whether the leader forms a world now. `connected` contains all connected workers and the leader, and
+    /// `spares` those of them that are spares, which are not the expected workers. No other worker has connected for
+    /// the time `idle`.
     ///
-    /// `is_first` is `true` if the leader was in no world before, so that it knows of no lost worker. If more
-    /// than the maximum have connected, only some of them are in the world.
+    /// `is_first` is `true` if the leader was in no world before, so that it knows of no lost worker. If more than the
+    /// maximum have connected, only some of them are in the world.
     pub fn is_met(
         &self,
         connected: &BTreeSet<usize>,
@@ -104,8 +103,8 @@ pub struct KnownWorkers {
 }
 
 impl KnownWorkers {
-    /// Returns the positions to [expect](Quorum::expected) in the next world, which has at most `maximum`
-    /// workers. Lost workers are not expected if enough processes wait to replace them.
+    /// Returns the positions to [expect](Quorum::expected) in the next world, which has at most `maximum` workers. Lost
+    /// workers are not expected if enough processes wait to replace them.
     pub fn expected(self, maximum: usize) -> BTreeSet<usize> {
         let Self { present, lost, waiting, supplanted } = self;
         let room = maximum.saturating_sub(present.len());

@@ -21,8 +21,8 @@ use std::time::Duration;
 /// The maximum number of simultaneous guests. Each takes a few kilobytes.
 const MAX_GUESTS: usize = 64;
 
-/// The number of guests to accept before all current ones are served. It is less than the maximum, so that a
-/// guest is served before another may replace it.
+/// The number of guests to accept before all current ones are served. It is less than the maximum, so that a guest is
+/// served before another may replace it.
 const MAX_ACCEPTS: usize = MAX_GUESTS / 2;
 
 /// The timeout of a handshake.
@@ -31,8 +31,7 @@ pub(super) const HANDSHAKE: Duration = Duration::from_secs(5);
 /// The time for which a rejected guest can receive the refusal.
 const REFUSAL_TIME: Duration = Duration::from_secs(1);
 
-/// A listener that performs the handshake with each guest, until the guest is accepted or rejected. It never
-/// blocks.
+/// A listener that performs the handshake with each guest, until the guest is accepted or rejected. It never blocks.
 #[derive(Debug)]
 pub(crate) struct Reception {
     listener: Listener,
@@ -56,8 +55,7 @@ struct Guest {
     from: SocketAddr,
     /// The reason why the handshake has failed, until it is logged.
     handshake_error: Option<HandshakeError>,
-    /// The hello of a guest that belongs to the job, if it was rejected because it disagrees on the job or
-    /// the cluster.
+    /// The hello of a guest that belongs to the job, if it was rejected because it disagrees on the job or the cluster.
     refused_member: Option<Hello>,
     patience: Deadline,
     state: State,
@@ -154,8 +152,8 @@ impl Reception {
         arrivals
     }
 
-    /// Logs failed handshakes, and records the workers of the job that were rejected. Removes guests that
-    /// count no longer, because they were accepted or have disconnected.
+    /// Logs failed handshakes, and records the workers of the job that were rejected. Removes guests that count no
+    /// longer, because they were accepted or have disconnected.
     fn note(&mut self) {
         for guest in &mut self.guests {
             if let Some(handshake_error) = guest.handshake_error.take() {
@@ -178,8 +176,8 @@ impl Reception {
         self.refused_connections.look();
     }
 
-    /// Removes and returns the workers of the job that the last call of [`advance`](Self::advance) has
-    /// rejected because they disagree on data that must be the same on all workers.
+    /// Removes and returns the workers of the job that the last call of [`advance`](Self::advance) has rejected because
+    /// they disagree on data that must be the same on all workers.
     pub fn take_member_refusals(&mut self) -> Vec<MemberRefusal> {
         std::mem::take(&mut self.member_refusals)
     }
@@ -297,8 +295,8 @@ impl Guest {
         }
     }
 
-    /// Closes this guest's connection to make room for another guest. Without TLS, a refusal is sent first.
-    /// Returns the reason, unless the guest was already rejected for a different reason.
+    /// Closes this guest's connection to make room for another guest. Without TLS, a refusal is sent first. Returns the
+    /// reason, unless the guest was already rejected for a different reason.
     fn evict(mut self, is_tls: bool) -> Option<HandshakeError> {
         if !matches!(self.state, State::Talking(_)) {
             return None;
@@ -355,8 +353,7 @@ impl Guest {
     }
 }
 
-/// Opens the memory that a worker has offered. Returns `None` if that fails, so that the link uses the
-/// socket.
+/// Opens the memory that a worker has offered. Returns `None` if that fails, so that the link uses the socket.
 fn accept(worker: usize, offer: Offer) -> Option<Arc<Pair>> {
     match Pair::accept(offer) {
         Ok(pair) => Some(Arc::new(pair)),

@@ -5,8 +5,8 @@ use distribute_cluster::Deadline;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// The time for which the leader still notifies workers that connect. Workers that connect later find no
-/// process at the leader's address.
+/// The time for which the leader still notifies workers that connect. Workers that connect later find no process at the
+/// leader's address.
 const STAY: Duration = Duration::from_secs(2);
 
 /// The workers to notify that there will be no world.
@@ -38,8 +38,8 @@ impl RefusalBroadcast {
         self.until.look()
     }
 
-    /// Returns whether the leader may exit: all workers were notified and have disconnected, or the time has
-    /// passed. `is_refusing` is whether a refusal is still being sent.
+    /// Returns whether the leader may exit: all workers were notified and have disconnected, or the time has passed.
+    /// `is_refusing` is whether a refusal is still being sent.
     pub fn is_over(&self, links: &[Link], is_refusing: bool) -> bool {
         (self.unnotified.is_empty() && links.is_empty() && !is_refusing) || self.until.has_passed()
     }

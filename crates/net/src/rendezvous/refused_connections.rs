@@ -15,8 +15,8 @@ const COUNT_INTERVAL: Duration = Duration::from_secs(10);
 /// The maximum number of rejected connections that are kept for the error at the deadline.
 const MAX_KEPT: usize = 4;
 
-/// A log of rejected connections. It logs the first one of each kind with the reason, and then only the
-/// number of others of that kind.
+/// A log of rejected connections. It logs the first one of each kind with the reason, and then only the number of
+/// others of that kind.
 #[derive(Debug)]
 pub(super) struct RefusedConnections {
     repeats: Repeats<LogKind>,
@@ -39,8 +39,8 @@ impl Default for RefusedConnections {
 }
 
 impl RefusedConnections {
-    /// Logs a failed handshake, at a limited rate. If the connection was rejected for a reason that may
-    /// identify a worker, it is kept for the error at the deadline.
+    /// Logs a failed handshake, at a limited rate. If the connection was rejected for a reason that may identify a
+    /// worker, it is kept for the error at the deadline.
     pub fn log(&mut self, from: SocketAddr, handshake_error: &HandshakeError) {
         match handshake_error {
             // It will be accepted soon.
@@ -59,8 +59,8 @@ impl RefusedConnections {
         }
     }
 
-    /// Returns the latest connections that were rejected, as texts with address and reason. A missing worker
-    /// may be among them.
+    /// Returns the latest connections that were rejected, as texts with address and reason. A missing worker may be
+    /// among them.
     pub fn refused(&self) -> Vec<String> {
         self.refused.iter().map(|(from, refusal)| format!("{from} ({refusal})")).collect()
     }

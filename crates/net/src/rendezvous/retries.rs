@@ -1,5 +1,5 @@
-//! The times at which to retry connecting to a process that could not be reached. This module contains only
-//! pure values and functions.
+//! The times at which to retry connecting to a process that could not be reached. This module contains only pure values
+//! and functions.
 
 use super::state::Call;
 use crate::handshake::{Purpose, Reason, Refusal};
@@ -21,10 +21,9 @@ const MAX_WAIT: Duration = Duration::from_millis(500);
 /// The maximum wait if the other side had too many connections. It is short because that number changes soon.
 const CROWDED: Duration = Duration::from_millis(100);
 
-/// The maximum number of attempts to join at a position that another process occupies. They take about 7 s,
-/// longer than it takes to detect that the other process has failed. Detection takes up to twice
-/// [`Settings::silence`](crate::Settings::silence) if a world is formed in between, because its timers start
-/// again.
+/// The maximum number of attempts to join at a position that another process occupies. They take about 7 s, longer than
+/// it takes to detect that the other process has failed. Detection takes up to twice
+/// [`Settings::silence`](crate::Settings::silence) if a world is formed in between, because its timers start again.
 const OFTEN: u32 = 19;
 
 /// The retries of a connection to one process.
@@ -70,8 +69,8 @@ impl Retries {
         wait
     }
 
-    /// Records that one side has rejected the other. Returns the wait before the next attempt if a later
-    /// attempt may succeed.
+    /// Records that one side has rejected the other. Returns the wait before the next attempt if a later attempt may
+    /// succeed.
     ///
     /// # Errors
     /// Returns the refusal if no later attempt can succeed.

@@ -47,8 +47,8 @@ pub(super) struct RunningRendezvous {
     returns_spare: bool,
 }
 
-/// The time since the last worker connected. Time during which this process was stopped does not count,
-/// because workers may have tried to connect then.
+/// The time since the last worker connected. Time during which this process was stopped does not count, because workers
+/// may have tried to connect then.
 #[derive(Debug)]
 struct IdleTime {
     so_far: Duration,
@@ -64,9 +64,8 @@ impl Default for IdleTime {
 }
 
 impl IdleTime {
-    /// Returns the time without a new worker, or zero while a handshake is running. Handshakes delay the
-    /// timer for at most the duration of one, because connections from outside the job can always start
-    /// another one.
+    /// Returns the time without a new worker, or zero while a handshake is running. Handshakes delay the timer for at
+    /// most the duration of one, because connections from outside the job can always start another one.
     fn look(&mut self, is_talking: bool) -> Duration {
         let since = std::mem::replace(&mut self.since, Stopwatch::start()).elapsed().min(CHECK_INTERVAL);
         if is_talking && self.talked < HANDSHAKE {
@@ -111,9 +110,9 @@ impl RunningRendezvous {
         self
     }
 
-    /// Runs the rendezvous until this worker has links to all others of its world. Returns the mesh, which
-    /// delivers messages to `receiver`. While the leader of a world holds this worker's connection as that of
-    /// a spare, the deadline is postponed.
+    /// Runs the rendezvous until this worker has links to all others of its world. Returns the mesh, which delivers
+    /// messages to `receiver`. While the leader of a world holds this worker's connection as that of a spare, the
+    /// deadline is postponed.
     ///
     /// # Errors
     /// - [`JoinError::Spare`]: this worker is a spare, and was configured to [return](Self::returns_spare).
@@ -185,8 +184,8 @@ impl RunningRendezvous {
         }
     }
 
-    /// Removes the recorded workers of the job that were rejected. Returns the first one without which no
-    /// world can be formed, or `None`.
+    /// Removes the recorded workers of the job that were rejected. Returns the first one without which no world can be
+    /// formed, or `None`.
     fn member_refusal(&mut self) -> Option<MemberRefusal> {
         self.reception
             .take_member_refusals()
@@ -217,8 +216,8 @@ impl RunningRendezvous {
         self.state.other_refused(hello.rank, from.to_string(), refusal)
     }
 
-    /// Fails each link over which nothing was received for the time of silence, for example because the other
-    /// machine is down. Running workers send heartbeats more often.
+    /// Fails each link over which nothing was received for the time of silence, for example because the other machine
+    /// is down. Running workers send heartbeats more often.
     fn check_silences(&mut self) {
         let silence = self.settings.silence;
         self.silences.retain(|(worker, _)| self.links.iter().any(|link| link.peer() == *worker));

@@ -16,8 +16,8 @@ use std::collections::BTreeSet;
 
 /// The spares of a world, each with its connection.
 ///
-/// The leader sends a note to each new spare, heartbeats while the leader is running, and a note when the
-/// training has ended. If the connection ends without that note, the group re-forms.
+/// The leader sends a note to each new spare, heartbeats while the leader is running, and a note when the training has
+/// ended. If the connection ends without that note, the group re-forms.
 #[derive(Debug)]
 pub(super) struct SpareLinks {
     generation: u64,
@@ -35,8 +35,7 @@ struct SpareLink {
 }
 
 impl SpareLinks {
-    /// Creates the links to the spares that have taken part in the rendezvous of the world of this
-    /// generation.
+    /// Creates the links to the spares that have taken part in the rendezvous of the world of this generation.
     pub fn new(generation: u64, settings: Settings, links: Vec<Link>) -> Self {
         let beat = Deadline::after(settings.heartbeat);
         let mut spares = Self { generation, settings, all: Vec::new(), beat };
@@ -65,8 +64,8 @@ impl SpareLinks {
         self.all.iter().map(|spare| spare.link.interest())
     }
 
-    /// Sends heartbeats that are due, and removes spares that have disconnected or are silent. If `over` is
-    /// `true`, notifies each spare that the training has ended.
+    /// Sends heartbeats that are due, and removes spares that have disconnected or are silent. If `over` is `true`,
+    /// notifies each spare that the training has ended.
     pub fn serve(&mut self, over: bool) {
         self.beat.look();
         let beats = self.beat.has_passed();

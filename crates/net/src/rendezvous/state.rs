@@ -1,9 +1,7 @@
-//! The decisions of one worker in a rendezvous about incoming and outgoing connections, until it has a link
-//! to every other worker. This module contains only pure functions and values, without sockets, threads and
-//! clocks.
+//! The decisions of one worker in a rendezvous about incoming and outgoing connections, until it has a link to every
+//! other worker. This module contains only pure functions and values, without sockets, threads and clocks.
 //!
-//! `running` carries out these decisions over sockets, and the crate `distribute-simulation` does so without
-//! sockets.
+//! `running` carries out these decisions over sockets, and the crate `distribute-simulation` does so without sockets.
 
 use super::membership::Membership;
 use super::note::Note;
@@ -20,20 +18,18 @@ pub struct RendezvousState {
     world: World,
     members: Membership,
     quorum: Quorum,
-    /// The time for which a leader that has just started waits for members of the world that a spare knows
-    /// of.
+    /// The time for which a leader that has just started waits for members of the world that a spare knows of.
     patience: Duration,
     /// Whether this worker knows the table of the world: it is the leader, or the leader has sent the table.
     located: bool,
     /// The latest progress that the leader has sent.
     reported: Option<Progress>,
-    /// The generation of the last world that was complete without this worker, so that this worker is its
-    /// spare; 0 if there was none.
+    /// The generation of the last world that was complete without this worker, so that this worker is its spare; 0 if
+    /// there was none.
     spare_of: u64,
     /// Whether the leader of the world `spare_of` holds the connection to this worker.
     is_held: bool,
-    /// The connections that the leader has rejected, as it has reported. They are kept if the leader
-    /// disconnects.
+    /// The connections that the leader has rejected, as it has reported. They are kept if the leader disconnects.
     refused: Vec<String>,
 }
 
@@ -59,14 +55,13 @@ pub enum NextStep {
     Call(Vec<Call>),
     /// Keep the event for the mesh, because the sender has already completed its rendezvous.
     Keep,
-    /// Close the link to the worker, if it still exists, and discard everything received from it. The worker
-    /// may connect again. If this worker must make the connection, the second field is the call.
+    /// Close the link to the worker, if it still exists, and discard everything received from it. The worker may
+    /// connect again. If this worker must make the connection, the second field is the call.
     Drop(usize, Option<Call>),
 }
 
 impl RendezvousState {
-    /// Creates the state before any worker has connected. `members` is the membership of worker
-    /// `world.worker()`.
+    /// Creates the state before any worker has connected. `members` is the membership of worker `world.worker()`.
     pub fn new(world: World, members: Membership) -> Self {
         let quorum = Quorum::all(world.workers());
         let (patience, reported, spare_of, is_held, refused) = Default::default();
@@ -80,22 +75,21 @@ impl RendezvousState {
         self
     }
 
-    /// Returns the generation of the world of which this worker is a spare, if the leader of that world holds
-    /// the connection.
+    /// Returns the generation of the world of which this worker is a spare, if the leader of that world holds the
+    /// connection.
     pub fn held(&self) -> Option<u64> {
         self.is_held.then_some(self.spare_of)
     }
 
-    /// Sets the number of workers that form a world. The default is all workers. Only the leader uses this
-    /// setting.
+    /// Sets the number of workers that form a world. The default is all workers. Only the leader uses this setting.
     pub fn quorum(mut self, quorum: Quorum) -> Self {
         self.quorum = quorum;
         self
     }
 
-    /// Sets the time for which a leader that has just started waits for members of the world that a spare
-    /// knows of. The time should be less than that for which spares wait for a leader; if it is less than the
-    /// [grace](Quorum::grace), the grace applies.
+    /// Sets the time for which a leader that has just started waits for members of the world that a spare knows of. The
+    /// time should be less than that for which spares wait for a leader; if it is less than the [grace](Quorum::grace),
+    /// the grace applies.
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
         self
@@ -106,16 +100,16 @@ impl RendezvousState {
         self.call_leader(None)
     }
 
-    /// Returns whether this worker is the leader, and cannot form a world without `worker`: the world needs
-    /// all workers, and `worker` has not connected.
+    /// Returns whether this worker is the leader, and cannot form a world without `worker`: the world needs all
+    /// workers, and `worker` has not connected.
     pub fn needs(&self, worker: usize) -> bool {
         let is_awaited =
             (1..self.world.workers()).contains(&worker) && !self.members.connected().contains(&worker);
         self.world.is_chief() && is_awaited && self.quorum.minimum >= self.world.workers()
     }
 
-    /// Returns the rejected connections: those in `own`, which this worker has rejected, followed by those
-    /// that the leader has reported.
+    /// Returns the rejected connections: those in `own`, which this worker has rejected, followed by those that the
+    /// leader has reported.
     pub fn refused_connections(&self, own: Vec<String>) -> Vec<String> {
         own.into_iter().chain(self.refused.iter().cloned()).collect()
     }
@@ -230,8 +224,8 @@ impl RendezvousState {
         )
     }
 
-    /// Processes a worker's disconnect. The worker may connect again, unless the leader has sent the table of
-    /// the world.
+    /// Processes a worker's disconnect. The worker may connect again, unless the leader has sent the table of the
+    /// world.
     ///
     /// # Errors
     /// - [`JoinError::Lost`]: this worker has received the table, and the other worker did not exit gracefully. A
@@ -253,9 +247,9 @@ impl RendezvousState {
         Ok(NextStep::Drop(0, self.call_leader(Some(reason))))
     }
 
-    /// Returns the workers that are missing, as far as this worker knows. The list is empty if this worker
-    /// has all of its links. `calls` contains the connections that this worker has not made yet, each with
-    /// the reason for its latest failure.
+    /// Returns the workers that are missing, as far as this worker knows. The list is empty if this worker has all of
+    /// its links. `calls` contains the connections that this worker has not made yet, each with the reason for its
+    /// latest failure.
     pub fn missing<'a>(&self, calls: impl Iterator<Item = (&'a Call, Option<String>)>) -> Vec<Missing> {
         if let (false, Some(reported)) = (self.located, &self.reported) {
             let named =
@@ -279,9 +273,9 @@ impl RendezvousState {
         missing
     }
 
-    /// Decides the members of the world on the leader, if the connected workers are a quorum and no other
-    /// worker has connected for the time `idle`. After that no other worker is missing. If more workers have
-    /// connected than the world may have, the remaining ones are its spares.
+    /// Decides the members of the world on the leader, if the connected workers are a quorum and no other worker has
+    /// connected for the time `idle`. After that no other worker is missing. If more workers have connected than the
+    /// world may have, the remaining ones are its spares.
     pub fn close_with_quorum(&mut self, idle: Duration) {
         if self.members.awaits_members() && idle < self.patience.max(self.quorum.grace) {
             // Members of an earlier world have the state.
@@ -322,8 +316,8 @@ impl RendezvousState {
     }
 }
 
-/// Returns the refusal for a process that connects to a complete world. `lost` is `true` if the worker at the
-/// process's position is disconnected. `mine` is the task of this worker, and `theirs` that of the process.
+/// Returns the refusal for a process that connects to a complete world. `lost` is `true` if the worker at the process's
+/// position is disconnected. `mine` is the task of this worker, and `theirs` that of the process.
 pub fn latecomer(mine: &Task, theirs: &Task, lost: bool) -> Refusal {
     if lost {
         let text = format!("{mine} has lost {theirs}, and accepts another one when the group re-forms");

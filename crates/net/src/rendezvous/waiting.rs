@@ -1,11 +1,11 @@
-//! The processes that have connected to a complete world and wait for the next one. This module contains only
-//! pure functions and values.
+//! The processes that have connected to a complete world and wait for the next one. This module contains only pure
+//! functions and values.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// The time after which a process that has not connected again is removed. Waiting processes connect at least
-/// every half second.
+/// The time after which a process that has not connected again is removed. Waiting processes connect at least every
+/// half second.
 const GONE: Duration = Duration::from_secs(3);
 
 /// The processes that wait for the next world, by position in the cluster. Times are relative to a fixed start.
@@ -59,8 +59,8 @@ impl WaitingProcesses {
         self.all.keys().copied().chain(self.spares.iter().copied()).collect()
     }
 
-    /// Returns whether another world has replaced the one of `generation`: a waiting process was a member of
-    /// a different world, of the same generation or a later one.
+    /// Returns whether another world has replaced the one of `generation`: a waiting process was a member of a
+    /// different world, of the same generation or a later one.
     pub fn supplant(&self, generation: u64) -> bool {
         self.all.values().any(|knock| knock.generation >= generation)
     }

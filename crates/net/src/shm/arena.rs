@@ -16,8 +16,7 @@ const PAGE: usize = 4 << 10;
 /// The number of block sizes between two powers of two, as far as they are multiples of a page.
 const STEPS: usize = 4;
 
-/// The maximum size in bytes of a segment with several blocks. A block of more than half this size has its
-/// own segment.
+/// The maximum size in bytes of a segment with several blocks. A block of more than half this size has its own segment.
 const SEGMENT: usize = 1 << 20;
 
 /// The maximum number of segments. Each needs a file descriptor, and the limit on descriptors is often a thousand.
@@ -31,8 +30,8 @@ const WINDOW: u32 = 10;
 
 /// An allocator of memory that other processes on this machine can read.
 ///
-/// It allocates blocks of a few [sizes](size_for) and reuses freed blocks. So each step of a training run
-/// gets the same pages for the same sizes.
+/// It allocates blocks of a few [sizes](size_for) and reuses freed blocks. So each step of a training run gets the same
+/// pages for the same sizes.
 #[derive(Debug, Default)]
 pub(crate) struct Arena {
     free: Mutex<Free>,
@@ -68,8 +67,8 @@ pub(crate) struct Segment {
     extents: Extents,
     /// The file, which stays open so that others can open it.
     _file: File,
-    /// Whether the blocks must not be reused. Another process may still read them, and will not report when
-    /// it has finished.
+    /// Whether the blocks must not be reused. Another process may still read them, and will not report when it has
+    /// finished.
     retired: AtomicBool,
     arena: Weak<Arena>,
 }
@@ -104,8 +103,8 @@ impl Arena {
         Some(block)
     }
 
-    /// Creates another segment with blocks of `size` bytes. Returns its first block and keeps the others for
-    /// later allocations.
+    /// Creates another segment with blocks of `size` bytes. Returns its first block and keeps the others for later
+    /// allocations.
     ///
     /// # Errors
     /// Returns an I/O error if there are too many segments, or if the system has no memory left.
@@ -151,8 +150,8 @@ impl Arena {
         }
     }
 
-    /// Returns the segment that contains the given bytes, and their offset in the segment; `None` if the
-    /// bytes are not in the arena.
+    /// Returns the segment that contains the given bytes, and their offset in the segment; `None` if the bytes are not
+    /// in the arena.
     pub fn find(&self, bytes: &[u8]) -> Option<(Arc<Segment>, usize)> {
         let at = bytes.as_ptr().addr();
         let (start, segment) =
@@ -168,8 +167,8 @@ impl Arena {
         self.count.load(Ordering::Acquire)
     }
 
-    /// Counts a heartbeat, and frees blocks that were not used during the last heartbeats. Call this with
-    /// each heartbeat.
+    /// Counts a heartbeat, and frees blocks that were not used during the last heartbeats. Call this with each
+    /// heartbeat.
     pub fn trim(&self) {
         let mut dropped = Vec::new();
         let mut free = self.free.lock();
@@ -187,8 +186,8 @@ impl Arena {
 }
 
 impl Segment {
-    /// Prevents the reuse of this segment's blocks, because another process may still read them. Frees those
-    /// that are unused.
+    /// Prevents the reuse of this segment's blocks, because another process may still read them. Frees those that are
+    /// unused.
     pub fn retire(&self) {
         self.retired.store(true, Ordering::Release);
         if let Some(arena) = self.arena.upgrade() {

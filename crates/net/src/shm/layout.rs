@@ -17,8 +17,8 @@ pub(crate) const TOTAL: usize = RINGS + 2 * ring::CAPACITY;
 #[repr(C, align(128))]
 pub(crate) struct Line<T>(pub T);
 
-/// The control words before the rings. Side 0 is the side that has created the memory, and side 1 the one
-/// that has opened it.
+/// The control words before the rings. Side 0 is the side that has created the memory, and side 1 the one that has
+/// opened it.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Control {

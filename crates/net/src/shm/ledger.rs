@@ -1,14 +1,14 @@
-//! A record of the bodies that another worker reads in this worker's memory (*loans*). This module contains
-//! only pure values and functions.
+//! A record of the bodies that another worker reads in this worker's memory (*loans*). This module contains only pure
+//! values and functions.
 
 use super::layout::SLOTS;
 
-/// The maximum total size of the bodies on loan, in bytes. A body that would exceed this limit is copied,
-/// unless nothing else is on loan.
+/// The maximum total size of the bodies on loan, in bytes. A body that would exceed this limit is copied, unless
+/// nothing else is on loan.
 const MAX: usize = 2 << 30;
 
-/// The loans to one other worker that have not been returned. Each has one of the
-/// [`SLOTS`], and an id that is never reused.
+/// The loans to one other worker that have not been returned. Each has one of the [`SLOTS`], and an id that is never
+/// reused.
 #[derive(Debug)]
 pub(crate) struct Ledger<T> {
     lent: Vec<Loan<T>>,
@@ -48,8 +48,8 @@ impl<T> Ledger<T> {
         Some((slot, self.last))
     }
 
-    /// Drops the loans that were returned. `returned` maps a slot to the id of the loan that the other side
-    /// has returned last. Ids of other loans are ignored.
+    /// Drops the loans that were returned. `returned` maps a slot to the id of the loan that the other side has
+    /// returned last. Ids of other loans are ignored.
     pub fn reclaim(&mut self, returned: impl Fn(usize) -> u64) {
         let (free, bytes) = (&mut self.free, &mut self.bytes);
         self.lent.retain(|loan| {

@@ -30,8 +30,7 @@ impl Loans {
         Self { pair, ledger: Mutex::default() }
     }
 
-    /// Lends a body in this worker's [`Arena`] to the other worker. Returns `None` if the body must be copied
-    /// instead.
+    /// Lends a body in this worker's [`Arena`] to the other worker. Returns `None` if the body must be copied instead.
     pub fn lend(&self, arena: &Arena, body: &Bytes) -> Option<Reference> {
         if body.len() < SHORTEST || !self.pair.is_readable_by_peer() {
             return None;
@@ -63,8 +62,8 @@ impl Loans {
         ledger
     }
 
-    /// Ends all loans after the other worker has disconnected. That worker may still be reading, so the
-    /// memory on loan is not reused. The system frees it when both workers have unmapped it.
+    /// Ends all loans after the other worker has disconnected. That worker may still be reading, so the memory on loan
+    /// is not reused. The system frees it when both workers have unmapped it.
     pub fn close(&self) {
         let left = self.lock_reclaimed().close();
         left.iter().for_each(|loan| loan.segment.retire());

@@ -1,8 +1,8 @@
 //! The check that two workers are on one machine and can open each other's memory.
 
-/// Returns a digest that is equal for two processes that can share memory, or `None` if the system lacks the
-/// data for it. The digest covers the id of the machine's boot, the namespace of process ids, and the user.
-/// It also covers `nonce`, so it is valid for one connection and reveals nothing to other processes.
+/// Returns a digest that is equal for two processes that can share memory, or `None` if the system lacks the data for
+/// it. The digest covers the id of the machine's boot, the namespace of process ids, and the user. It also covers
+/// `nonce`, so it is valid for one connection and reveals nothing to other processes.
 #[cfg(target_os = "linux")]
 pub(crate) fn identity(nonce: &[u8; 32]) -> Option<[u8; 32]> {
     let boot = std::fs::read("/proc/sys/kernel/random/boot_id").ok()?;

@@ -1,10 +1,9 @@
 //! Memory that several processes share, as mapped by this process. This module contains all `unsafe` code of this
 //! crate.
 //!
-//! There are three kinds of memory, each with its own rules: [`Paired`], which both sides write; [`Extents`],
-//! which this process writes and others read; and [`Foreign`], which another process writes and this one
-//! reads. Every file is sealed against a change of its size (`memfd.rs`), so that its pages do not vanish
-//! while they are mapped.
+//! There are three kinds of memory, each with its own rules: [`Paired`], which both sides write; [`Extents`], which
+//! this process writes and others read; and [`Foreign`], which another process writes and this one reads. Every file is
+//! sealed against a change of its size (`memfd.rs`), so that its pages do not vanish while they are mapped.
 
 #![allow(unsafe_code)]
 
@@ -126,8 +125,8 @@ pub struct Part {
 }
 
 impl Extents {
-    /// Creates memory of `count` extents of `size` bytes. Returns the file through which others open the
-    /// memory, the memory, and its extents.
+    /// Creates memory of `count` extents of `size` bytes. Returns the file through which others open the memory, the
+    /// memory, and its extents.
     pub fn create(count: usize, size: usize) -> io::Result<(File, Self, Vec<Extent>)> {
         let total = count.checked_mul(size).ok_or(io::ErrorKind::InvalidInput)?;
         let file = memfd::create(total as u64)?;
@@ -229,10 +228,10 @@ impl Foreign {
 
     /// Returns `length` bytes at an offset; `None` if they are outside the memory.
     ///
-    /// The other process guarantees not to change the bytes until the loan is returned. It is a member of the
-    /// job, which it has proved if the job has a secret or certificates. If it breaks the guarantee, numbers
-    /// may change after they were first read, but it could also have sent those numbers. Code that parses
-    /// such bytes must copy them first.
+    /// The other process guarantees not to change the bytes until the loan is returned. It is a member of the job,
+    /// which it has proved if the job has a secret or certificates. If it breaks the guarantee, numbers may change
+    /// after they were first read, but it could also have sent those numbers. Code that parses such bytes must copy
+    /// them first.
     pub fn get(&self, offset: usize, length: usize) -> Option<&[u8]> {
         let end = offset.checked_add(length)?;
         // SAFETY: inside the mapping, by the check. The bytes are initialised, as in all files, and not
@@ -241,8 +240,8 @@ impl Foreign {
             .then(|| unsafe { std::slice::from_raw_parts(self.0.start.as_ptr().add(offset), length) })
     }
 
-    /// Removes bytes that have been read from this process's resident memory, if the memory is large. The
-    /// other process keeps the bytes, and they can be read again.
+    /// Removes bytes that have been read from this process's resident memory, if the memory is large. The other process
+    /// keeps the bytes, and they can be read again.
     pub fn forget(&self, offset: usize, length: usize) {
         let end = offset.saturating_add(length).min(self.0.size) / UNIT * UNIT;
         let start = offset.next_multiple_of(UNIT);
@@ -261,8 +260,8 @@ impl Foreign {
     }
 }
 
-/// The size in bytes above which memory of another process does not stay in this process's resident memory.
-/// Mapping it again takes about a fifth of the time of reading it.
+/// The size in bytes above which memory of another process does not stay in this process's resident memory. Mapping it
+/// again takes about a fifth of the time of reading it.
 const LARGE: usize = 64 << 20;
 
 /// A multiple of the page sizes of all systems, in bytes.
@@ -274,9 +273,8 @@ const LONG: usize = 4 << 10;
 
 /// Copies to memory that another core has read, bypassing the caches for long copies.
 ///
-/// Normal stores would fetch each line from the cache of that core, one after another, which takes 28 ns per
-/// line on Zen 4, or 450 µs for 1 MiB. Stores that bypass the caches take 40 µs, and the data is read as fast
-/// as before.
+/// Normal stores would fetch each line from the cache of that core, one after another, which takes 28 ns per line on
+/// Zen 4, or 450 µs for 1 MiB. Stores that bypass the caches take 40 µs, and the data is read as fast as before.
 ///
 /// # Safety
 /// `to` must be valid for writing `bytes.len()` bytes, which do not overlap with `bytes`.

@@ -67,8 +67,8 @@ mod system {
     /// Opens a file of another process.
     ///
     /// # Errors
-    /// Returns an I/O error if the file is not in memory, is not the announced one, does not belong to this
-    /// user, or has no fixed size.
+    /// Returns an I/O error if the file is not in memory, is not the announced one, does not belong to this user, or
+    /// has no fixed size.
     pub(crate) fn open(location: Location, write: bool) -> io::Result<File> {
         let path = path(location);
         // Other files are not opened, because that could block or have an effect.

@@ -12,18 +12,16 @@
 //! | `ledger`, `loans` | bodies that another worker reads in place, until it returns them |
 //! | `imports` | bodies that this worker reads in another's memory |
 //!
-//! Two workers on one machine detect this in the handshake. The one that has connected creates memory for the
-//! pair, and the other opens it. From then on, a ring of bytes in each direction carries what a socket would.
-//! The socket stays open: a byte on it wakes sleeping threads, and its end shows that the worker has exited.
+//! Two workers on one machine detect this in the handshake. The one that has connected creates memory for the pair, and
+//! the other opens it. From then on, a ring of bytes in each direction carries what a socket would. The socket stays
+//! open: a byte on it wakes sleeping threads, and its end shows that the worker has exited.
 //!
-//! The memory has no name. The system frees it when all processes have unmapped it or have exited, even if
-//! they crash.
+//! The memory has no name. The system frees it when all processes have unmapped it or have exited, even if they crash.
 //!
-//! A body in a [`Region`] is not copied. It is on *loan*: the ring contains a [`reference`] to it. The
-//! receiver maps the sender's memory once and reads the body there. When the last of the body's
-//! [`Bytes`](bytes::Bytes) is dropped, the receiver returns the loan by writing its id into the memory of the
-//! pair. Until then, the sender keeps the body. If the receiver disconnects before, that memory is never
-//! reused, so received bytes do not change.
+//! A body in a [`Region`] is not copied. It is on *loan*: the ring contains a [`reference`] to it. The receiver maps
+//! the sender's memory once and reads the body there. When the last of the body's [`Bytes`](bytes::Bytes) is dropped,
+//! the receiver returns the loan by writing its id into the memory of the pair. Until then, the sender keeps the body.
+//! If the receiver disconnects before, that memory is never reused, so received bytes do not change.
 
 // - **INV-32** Values that another process writes into shared memory are validated before use, and read once when
 //   they are parsed. An invalid position or reference ends the link with an error; lengths and offsets are this
@@ -50,9 +48,8 @@ pub use region::Region;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SharedMemory {
-    /// Use shared memory if both sides can, and otherwise sockets. Both sides can on Linux, on the same
-    /// machine, as the same user and in the same namespace of process ids. Most containers have separate
-    /// namespaces.
+    /// Use shared memory if both sides can, and otherwise sockets. Both sides can on Linux, on the same machine, as the
+    /// same user and in the same namespace of process ids. Most containers have separate namespaces.
     ///
     /// Shared memory is also used in jobs whose links between machines are encrypted, after both sides have identified
     /// themselves. This is safe, because a process that can read the shared memory could also read the memory of the

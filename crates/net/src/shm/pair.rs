@@ -1,5 +1,4 @@
-//! The memory that two workers share: a ring in each direction, counts of sleeping threads, and returned
-//! loans.
+//! The memory that two workers share: a ring in each direction, counts of sleeping threads, and returned loans.
 
 use super::layout::{Control, Side, TOTAL};
 use super::map::Paired;
@@ -56,8 +55,7 @@ impl Offered {
         self.offer
     }
 
-    /// Returns the pair, or `None` if the other side has not opened the memory. Call this after the
-    /// handshake.
+    /// Returns the pair, or `None` if the other side has not opened the memory. Call this after the handshake.
     pub fn accepted(self) -> Option<Arc<Pair>> {
         let Self { mut pair, .. } = self;
         pair.peer_pid = pair.peer_side().pid.0.load(Ordering::Acquire);
@@ -100,9 +98,8 @@ impl Pair {
         self.peer_pid
     }
 
-    /// Returns whether the other side can open the memory of this process. The result may be `false` at
-    /// first, because a side that has connected learns only after the handshake whether its offer was
-    /// accepted.
+    /// Returns whether the other side can open the memory of this process. The result may be `false` at first, because
+    /// a side that has connected learns only after the handshake whether its offer was accepted.
     pub fn is_readable_by_peer(&self) -> bool {
         self.peer_side().opens.0.load(Ordering::Acquire) != 0
     }
@@ -157,9 +154,8 @@ impl Pair {
         Ok(length)
     }
 
-    /// Returns whether to send a byte that wakes the other side, because it waits for space in its ring and
-    /// at least half of the ring is free. Returns `true` once for each such wait. Call this after
-    /// [`read`](Self::read).
+    /// Returns whether to send a byte that wakes the other side, because it waits for space in its ring and at least
+    /// half of the ring is free. Returns `true` once for each such wait. Call this after [`read`](Self::read).
     pub fn must_notify_room(&self) -> bool {
         // The other side sets its flag and checks again. One of the two sees what the other has written.
         fence(Ordering::SeqCst);
@@ -200,8 +196,8 @@ impl Pair {
         Ok(position.wrapping_sub(start) as usize)
     }
 
-    /// Returns whether to send a byte that wakes the other side, because it sleeps. Returns `true` once for
-    /// each sleep. Call this after [`write`](Self::write).
+    /// Returns whether to send a byte that wakes the other side, because it sleeps. Returns `true` once for each sleep.
+    /// Call this after [`write`](Self::write).
     pub fn must_wake(&self) -> bool {
         // The other side marks itself as sleeping and checks again. One of the two sees what the other has
         // written.
@@ -226,8 +222,8 @@ impl Pair {
         self.socket.load(Ordering::Acquire) && self.socket.swap(false, Ordering::AcqRel)
     }
 
-    /// Returns whether the link needs a turn: there is data to read, space for queued data if `backlog` is
-    /// `true`, an event of the socket, or an impossible position.
+    /// Returns whether the link needs a turn: there is data to read, space for queued data if `backlog` is `true`, an
+    /// event of the socket, or an impossible position.
     pub fn has_work(&self, backlog: bool) -> bool {
         self.socket.load(Ordering::Acquire) || self.readable() != Ok(0) || (backlog && self.room() != Ok(0))
     }
@@ -258,8 +254,7 @@ impl Pair {
         }
     }
 
-    /// Returns the id of the loan that the other side has returned last for a slot of this side; 0 if there
-    /// was none.
+    /// Returns the id of the loan that the other side has returned last for a slot of this side; 0 if there was none.
     pub fn returned(&self, slot: usize) -> u64 {
         self.own_side().returned.0.get(slot).map_or(0, |returned| returned.load(Ordering::Acquire))
     }

@@ -1,5 +1,4 @@
-//! Tests of this worker's reactions to violations of the protocol of shared memory. The tests act as the
-//! other side.
+//! Tests of this worker's reactions to violations of the protocol of shared memory. The tests act as the other side.
 
 #[cfg(target_os = "linux")]
 #[cfg(test)]

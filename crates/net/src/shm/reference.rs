@@ -4,8 +4,8 @@ use super::layout::SLOTS;
 use crate::handshake::fields::{Malformed, Reader, Writer};
 use bytes::Bytes;
 
-/// A reference to a body: its location in the sender's memory, and the numbers with which the receiver
-/// returns the loan.
+/// A reference to a body: its location in the sender's memory, and the numbers with which the receiver returns the
+/// loan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reference {
     /// The id of the sender's memory, which is never reused.

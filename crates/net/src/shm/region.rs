@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 /// Memory that other workers on this machine can read, so that they need no copy of message bodies in it.
 ///
-/// [`Transport::memory`](crate::Transport::memory) creates it. Fill it, [`freeze`](Self::freeze) it, and send
-/// it or slices of it as the body of any number of messages. The memory is reused for later regions when no
-/// process uses any part of it any more. The initial contents are zeros or data of an earlier region.
+/// [`Transport::memory`](crate::Transport::memory) creates it. Fill it, [`freeze`](Self::freeze) it, and send it or
+/// slices of it as the body of any number of messages. The memory is reused for later regions when no process uses any
+/// part of it any more. The initial contents are zeros or data of an earlier region.
 ///
 /// A region begins at a multiple of 64 bytes. A region that was split off begins at the split.
 pub struct Region {
@@ -26,9 +26,9 @@ impl Region {
         Self { part: Some(block.extent.open(length)), segment: block.segment, arena }
     }
 
-    /// Copies bytes to offset `at`. On x86-64, a copy of at least 4 KiB bypasses the caches. This is ten
-    /// times as fast as other ways of writing if another worker has read an earlier region in the same
-    /// memory. For regions larger than the caches, all ways are equally fast.
+    /// Copies bytes to offset `at`. On x86-64, a copy of at least 4 KiB bypasses the caches. This is ten times as fast
+    /// as other ways of writing if another worker has read an earlier region in the same memory. For regions larger
+    /// than the caches, all ways are equally fast.
     ///
     /// # Panics
     /// Panics if the bytes are outside the region.
@@ -43,8 +43,8 @@ impl Region {
         }
     }
 
-    /// Splits the region at `at`. This region keeps the bytes before, and the returned region contains the
-    /// bytes after. Each can be filled and sent separately.
+    /// Splits the region at `at`. This region keeps the bytes before, and the returned region contains the bytes after.
+    /// Each can be filled and sent separately.
     ///
     /// # Panics
     /// Panics if `at` is beyond the end, like [`slice::split_at`].

@@ -1,8 +1,7 @@
 //! The positions of reads and writes in a ring, as pure values and functions.
 //!
-//! A position is the number of bytes since the beginning, which never overflows in practice. Each side keeps
-//! its own position. It reads the other side's position from shared memory, and checks it in this module
-//! before using it.
+//! A position is the number of bytes since the beginning, which never overflows in practice. Each side keeps its own
+//! position. It reads the other side's position from shared memory, and checks it in this module before using it.
 
 use std::ops::Range;
 
@@ -31,8 +30,8 @@ pub(crate) fn between(read: u64, written: u64) -> Result<usize, WrongPosition> {
     }
 }
 
-/// Returns the ranges in the ring of the `length` bytes from a position. The second range is the part that
-/// wraps around to the beginning, and may be empty.
+/// Returns the ranges in the ring of the `length` bytes from a position. The second range is the part that wraps around
+/// to the beginning, and may be empty.
 pub(crate) fn pieces(position: u64, length: usize) -> [Range<usize>; 2] {
     let start = (position % CAPACITY as u64) as usize;
     let length = length.min(CAPACITY);

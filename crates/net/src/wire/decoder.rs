@@ -6,23 +6,23 @@ use crate::{Message, PartialMessage};
 use bytes::Bytes;
 use std::mem::take;
 
-/// The size in bytes of the buffer for bytes whose destination is not known yet. Small frames are copied out
-/// of it, several per read. Longer parts are read directly into their destination.
+/// The size in bytes of the buffer for bytes whose destination is not known yet. Small frames are copied out of it,
+/// several per read. Longer parts are read directly into their destination.
 const STAGED: usize = 16 << 10;
 
-/// The number of bytes to prepare for one read. More bytes need fewer reads, but too many would no longer be
-/// in the cache when they are received.
+/// The number of bytes to prepare for one read. More bytes need fewer reads, but too many would no longer be in the
+/// cache when they are received.
 const STEP: usize = 256 << 10;
 
 /// The number of bytes to allocate for a part of a frame before any of it was received.
 const FIRST: usize = 64 << 10;
 
-/// The lengths of bodies that reuse the memory of an earlier body that the receiver has dropped. New memory
-/// would have to be cleared by the system page by page, which takes as long as receiving.
+/// The lengths of bodies that reuse the memory of an earlier body that the receiver has dropped. New memory would have
+/// to be cleared by the system page by page, which takes as long as receiving.
 const REUSED: std::ops::RangeInclusive<usize> = 64 << 10..=64 << 20;
 
-/// The maximum number of large bodies to keep, so that their memory can be reused. It suffices for the
-/// gradients of a step while those of the previous step are still in use.
+/// The maximum number of large bodies to keep, so that their memory can be reused. It suffices for the gradients of a
+/// step while those of the previous step are still in use.
 const SPARE: usize = 32;
 
 /// The maximum number of bytes of the large bodies that are kept. Two bodies of the maximum length fit.
@@ -49,8 +49,8 @@ pub struct Decoder {
     is_used: bool,
 }
 
-/// A part of a frame of `length` bytes. `bytes` is the memory prepared so far, and its first `filled` bytes
-/// were received.
+/// A part of a frame of `length` bytes. `bytes` is the memory prepared so far, and its first `filled` bytes were
+/// received.
 #[derive(Debug, Default)]
 struct Part {
     bytes: Vec<u8>,
@@ -192,8 +192,8 @@ impl Decoder {
         Some(PartialMessage { received: received as u64, length: length as u64 })
     }
 
-    /// Returns the number of bytes allocated for the frame that is being received, including the fixed buffer
-    /// of the decoder.
+    /// Returns the number of bytes allocated for the frame that is being received, including the fixed buffer of the
+    /// decoder.
     #[cfg(test)]
     pub(super) fn allocated(&self) -> usize {
         STAGED + self.head.bytes.capacity() + self.body.bytes.capacity()
@@ -209,8 +209,8 @@ impl Part {
         self.length - self.filled
     }
 
-    /// Returns the memory into which the next bytes are read. It is not empty after a call of
-    /// [`grow`](Self::grow), provided that at least [`STAGED`] bytes are missing.
+    /// Returns the memory into which the next bytes are read. It is not empty after a call of [`grow`](Self::grow),
+    /// provided that at least [`STAGED`] bytes are missing.
     fn unfilled(&mut self) -> &mut [u8] {
         &mut self.bytes[self.filled..]
     }
@@ -231,8 +231,7 @@ impl Part {
         Ok(taken)
     }
 
-    /// Prepares memory for the next read, if the prepared memory is full and at least [`STAGED`] bytes are
-    /// missing.
+    /// Prepares memory for the next read, if the prepared memory is full and at least [`STAGED`] bytes are missing.
     ///
     /// # Errors
     /// Returns [`WireError::Memory`] if there is not enough memory.
@@ -245,8 +244,8 @@ impl Part {
         Ok(())
     }
 
-    /// Reserves memory for at least `needed` bytes, or for twice the received bytes if that is more. Never
-    /// reserves more than the complete part needs.
+    /// Reserves memory for at least `needed` bytes, or for twice the received bytes if that is more. Never reserves
+    /// more than the complete part needs.
     ///
     /// # Errors
     /// Returns [`WireError::Memory`] if there is not enough memory.

@@ -11,8 +11,8 @@ pub const HEADER: usize = 16;
 pub enum Frame {
     /// A message with its body.
     Data(Message),
-    /// A message whose body is in the sender's shared memory. The frame contains a reference to the body
-    /// instead of the body.
+    /// A message whose body is in the sender's shared memory. The frame contains a reference to the body instead of the
+    /// body.
     Reference(Message),
     /// A sign of life, sent while there is nothing else to send.
     Heartbeat,

@@ -46,8 +46,8 @@ impl Queue {
         *self = Self::default();
     }
 
-    /// Passes the next bytes to `write`, which returns the number of bytes that it has written, and removes
-    /// these bytes. Returns their number.
+    /// Passes the next bytes to `write`, which returns the number of bytes that it has written, and removes these
+    /// bytes. Returns their number.
     ///
     /// # Errors
     /// Returns the error of `write`.

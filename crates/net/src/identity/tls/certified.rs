@@ -31,8 +31,8 @@ fn not_for(named: &[&str], task: &Task) -> String {
     )
 }
 
-/// Returns the part of a URI after `scheme`, or `None` if the URI has a different scheme. Upper and lower
-/// case are equal.
+/// Returns the part of a URI after `scheme`, or `None` if the URI has a different scheme. Upper and lower case are
+/// equal.
 fn strip_scheme<'a>(name: &'a str, scheme: &str) -> Option<&'a str> {
     let (begin, rest) = name.split_at_checked(scheme.len())?;
     begin.eq_ignore_ascii_case(scheme).then_some(rest)

@@ -39,8 +39,8 @@ impl Tls {
         Self::new(loaded.roots, loaded.chain, loaded.key)
     }
 
-    /// Creates both configurations with a new certificate for this process. The certificate is signed by a CA
-    /// whose key all processes derive from the secret.
+    /// Creates both configurations with a new certificate for this process. The certificate is signed by a CA whose key
+    /// all processes derive from the secret.
     ///
     /// # Errors
     /// Returns [`IdentityError::Tls`] if a certificate cannot be created.
@@ -98,8 +98,8 @@ impl Tls {
     }
 }
 
-/// Creates a certificate for this process, signed by the job's CA. Returns the CA's certificate, the
-/// process's certificate, and its key.
+/// Creates a certificate for this process, signed by the job's CA. Returns the CA's certificate, the process's
+/// certificate, and its key.
 fn generate(
     secret: &Secret,
 ) -> Result<(CertificateDer<'static>, CertificateDer<'static>, PrivateKeyDer<'static>), rcgen::Error> {
@@ -121,8 +121,8 @@ fn generate(
     Ok((ca.der().clone(), certificate.der().clone(), key.into()))
 }
 
-/// A verifier that accepts any certificate signed by the CA and ignores the name in it. The CA signs only for
-/// workers of one job, which have no fixed names or addresses. Servers verify their clients in the same way.
+/// A verifier that accepts any certificate signed by the CA and ignores the name in it. The CA signs only for workers
+/// of one job, which have no fixed names or addresses. Servers verify their clients in the same way.
 #[derive(Debug)]
 struct SignedByCa {
     roots: Arc<RootCertStore>,
