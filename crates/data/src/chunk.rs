@@ -102,8 +102,8 @@ impl Chunk {
         Chunk::Rows(Arc::new(Rows::Section { tree, len }), Picks::Range(0..len))
     }
 
-    /// Returns the same elements. Rows that are fewer than half of their section are copied, because they would
-    /// otherwise keep the complete section in memory.
+    /// Returns the same elements. Copies rows that are fewer than half of their section, because they would otherwise
+    /// keep the complete section in memory.
     pub(crate) fn compact(self) -> Result<Chunk> {
         match self {
             Chunk::Rows(source, picks)
@@ -172,8 +172,8 @@ impl Chunk {
         }
     }
 
-    /// Returns the same chunk, but assembles it if it is a batch. It is used by stages that keep a chunk for later or
-    /// read it more than once.
+    /// Returns the same chunk, assembled if it is a batch. For stages that keep a chunk for later or read it more
+    /// than once.
     pub(crate) fn assembled(self) -> Result<Chunk> {
         match self {
             Chunk::Batch(assembly) => Ok(Chunk::one(assembly.finish()?)),
@@ -235,7 +235,7 @@ pub(crate) fn append(chunks: &mut Vec<Chunk>, chunk: Chunk) -> Result<()> {
     Ok(())
 }
 
-/// The chunks that will form one batch.
+/// The elements of a batch that has not been assembled yet, as chunks.
 pub(crate) struct Assembly {
     /// The index of the batch in the pass, for errors.
     number: usize,
@@ -243,7 +243,7 @@ pub(crate) struct Assembly {
     len: usize,
 }
 
-/// A position among the chunks of an [`Assembly`].
+/// A position among the chunks of an [`Assembly`], from which the next search continues.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Cursor {
     chunk: usize,
@@ -321,9 +321,9 @@ impl Assembly {
         self.chunks.drain(..chunks);
     }
 
-    /// Returns at most `max` elements, beginning with the one at `index`; `None` if `index` is out of range. The
-    /// elements all come from one chunk, so there may be fewer than `max` even before the end. The search begins at
-    /// `cursor`, so `index` must not be less than in an earlier call with the same one.
+    /// Returns elements from `index` on: at most `max`, all from one chunk. There may be fewer even before the end.
+    /// Returns `None` if `index` is out of range. The search begins at `cursor`, so `index` must not be less than in
+    /// the previous call with the same cursor.
     pub(crate) fn chunk_at(&self, index: usize, max: usize, cursor: &mut Cursor) -> Option<Chunk> {
         while let Some(chunk) = self.chunks.get(cursor.chunk) {
             let Cursor { start, .. } = *cursor;
@@ -353,9 +353,9 @@ impl Assembly {
         part
     }
 
-    /// Splits the batch into one batch for each of the given ranges of rows. If all chunks are rows of sources, and no
-    /// range is empty, each row is copied once, directly into its piece. Otherwise the complete batch is assembled
-    /// first.
+    /// Splits the batch into one batch for each of the given ranges of rows. If all chunks are rows of sources, and
+    /// no range is empty, each row is copied once, directly into its new batch. Otherwise the complete batch is
+    /// assembled first.
     pub(crate) fn cut(self, pieces: Vec<Range<usize>>) -> Result<Vec<Tree<Leaf>>> {
         let of_rows = self.chunks.iter().all(|chunk| matches!(chunk, Chunk::Rows(..)));
         // An empty piece is derived from the whole batch. Elements that differ should be one error, not two.

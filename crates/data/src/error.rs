@@ -488,7 +488,7 @@ pub enum Error {
     Tensor(#[from] distribute_tensor::Error),
 }
 
-/// Returns a text with its surroundings; nothing if there is no text.
+/// Returns `text` between `before` and `after`; an empty text if `text` is `None`.
 fn between(before: &str, text: &Option<String>, after: &str) -> String {
     text.as_ref().map_or(String::new(), |text| format!("{before}{text}{after}"))
 }

@@ -8,8 +8,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Calls `f`. A panic becomes an error that contains the operation and the index of the element.
 ///
-/// Asserting unwind safety is sound here, because the caller ends its pass on that error. This crate therefore
-/// never uses values again that the panic may have left inconsistent.
+/// Asserting unwind safety is sound here, because the caller ends its pass on that error. Values that the panic may
+/// have left inconsistent are therefore not used again by this crate.
 pub(crate) fn catch_panics<R>(operation: &'static str, index: usize, f: impl FnOnce() -> R) -> Result<R> {
     catch_unwind(AssertUnwindSafe(f)).map_err(|payload| Error::Panicked {
         operation,

@@ -36,13 +36,14 @@ pub(crate) struct NewFiles {
 }
 
 impl Hand {
-    /// Creates a hand with the files `first`.
+    /// Creates a hand with the files `first`. `output` and `answers` are the channels on which it requests and
+    /// receives more.
     pub(crate) fn new(first: NewFiles, output: SyncSender<Output>, answers: Receiver<NewFiles>) -> Self {
         Self { files: first.files.into(), more: first.more, output, answers }
     }
 
     /// Removes and returns the next file. If there is none and `may_wait` is `true`, waits until one has been dealt.
-    /// Returns `None` after the last file, or if it may not wait.
+    /// Returns `None` after the last file, or if a file would have to be awaited although `may_wait` is `false`.
     fn next(&mut self, may_wait: bool) -> Option<usize> {
         while self.files.is_empty() && self.more && may_wait {
             let asked = self.output.send(Output::NeedsFile);
@@ -55,7 +56,7 @@ impl Hand {
     }
 }
 
-/// A place for the [`Hand`] of a pass in the source of its pipeline. The pass takes it when it starts.
+/// A slot in the source of a pipeline that contains the [`Hand`] of a pass until the pass starts and takes it.
 #[derive(Clone)]
 pub(crate) struct HandSlot(Arc<Mutex<Option<Hand>>>);
 
@@ -71,7 +72,7 @@ impl HandSlot {
 
 /// The order in which a source reads its files, by their indices.
 pub(crate) enum FileOrder {
-    /// All files: the next one, and their number.
+    /// All files, in order: the index of the next one, and their number.
     All { next: usize, count: usize },
     /// The files that are dealt.
     Dealt(Hand),

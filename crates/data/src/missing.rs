@@ -63,8 +63,8 @@ impl DefaultValue {
         }
     }
 
-    /// Returns a text that differs between values, and between equal values of different kinds. Only sources whose
-    /// types are unknown before they are read need the kind.
+    /// Returns a text for [`identity`](crate::pipeline::Operation::identity), which differs between values. Includes
+    /// the kind of the value, for sources whose types are unknown before they are read.
     #[cfg(feature = "parquet")]
     pub(crate) fn identity(&self) -> String {
         match self {

@@ -79,9 +79,9 @@ pub(crate) trait Operation: Send + Sync {
     /// Returns the behavior of the operation if each worker reads only some of the files.
     fn sharding(&self) -> Sharding;
 
-    /// Returns the pipeline that takes the place of this operation and its inputs in a worker's shard. Sources of
-    /// files, shard hints, and operations that are different on a shard, such as a cache file, have one. Returns `None`
-    /// for all other operations, whose inputs are then sharded.
+    /// Returns the pipeline that replaces this operation and its inputs in a worker's shard. `None` means that only
+    /// the inputs are sharded. Sources of files, shard hints, and operations that differ on a shard, such as a cache
+    /// file, are replaced.
     fn shard(&self, _shard: &WorkerShard) -> Option<Pipeline> {
         None
     }
@@ -103,7 +103,7 @@ pub(crate) trait Operation: Send + Sync {
         self.inputs().iter().any(|input| input.names_files())
     }
 
-    /// Returns whether the operation takes many elements of its input before they are needed.
+    /// Returns whether the operation takes many elements from its input before they are needed.
     fn takes_ahead(&self) -> bool {
         false
     }
@@ -173,7 +173,8 @@ pub(crate) enum Look {
 }
 
 impl Look {
-    /// Returns the spec of the first element of a pipeline; `None` if computing it is not allowed or fails.
+    /// Returns the spec of the first element of a pipeline; `None` if no element may be computed, or computing it
+    /// fails.
     pub(crate) fn at(self, pipeline: &Pipeline) -> Option<ElementSpec> {
         match self {
             Look::Never => None,

@@ -16,10 +16,10 @@ impl EpochRng {
         Self(rng)
     }
 
-    /// Returns a random number in `0..n`. All numbers are equally likely. Returns 0 if `n` is 0.
+    /// Returns a random number in `0..n`, all with the same probability. Returns 0 if `n` is 0.
     ///
-    /// Multiplies a random word, and rejects the few values that would make some results more likely (Lemire,
-    /// "Fast random integer generation in an interval", 2019).
+    /// Multiplies a random word, and rejects the few values that would make some results more likely (Lemire, "Fast
+    /// random integer generation in an interval", 2019).
     pub(crate) fn below(&mut self, n: usize) -> usize {
         if n == 0 {
             return 0;

@@ -93,7 +93,7 @@ pub(crate) fn pair(first: Tree<Leaf>, second: Tree<Leaf>) -> Tree<Leaf> {
     Tree::Tuple(vec![first, second])
 }
 
-/// Returns the given numbers as one tensor. `len` is the number of them.
+/// Returns `len` numbers as one tensor.
 fn numbers(len: usize, numbers: impl Iterator<Item = i64>) -> Result<Tree<Leaf>> {
     let mut all = Vec::new();
     reserve("a batch of numbers", &mut all, len)?;

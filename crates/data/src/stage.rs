@@ -24,8 +24,8 @@ pub(crate) trait Stage: Send {
         read_over(self, count)
     }
 
-    /// Returns the number of passes over a repeated dataset that are complete: all of their elements have been passed
-    /// on or dropped. Returns 0 if the stage does not know this number, or if its elements depend on the number of the
+    /// Returns the number of complete passes over a repeated dataset: those whose elements have all been returned or
+    /// dropped. Returns 0 if the stage does not know this number, or if its elements depend on the number of the
     /// pass.
     ///
     /// A filter uses this to detect that no element will ever be kept.
@@ -63,7 +63,7 @@ pub(crate) struct Counted {
     pub(crate) input: Box<dyn Stage>,
     /// The index of the next element.
     pub(crate) index: usize,
-    /// The error of the element that follows those that were passed on last.
+    /// The error to return after the elements that were returned last.
     pub(crate) failed: Option<Error>,
 }
 

@@ -68,7 +68,7 @@ struct LinesStage {
     file: Location,
     text: Box<dyn BufRead + Send>,
     offset: u64,
-    /// The error that follows the lines that were passed on last.
+    /// The error to return after the lines that were returned last.
     failed: Option<Error>,
     broken: Broken,
 }

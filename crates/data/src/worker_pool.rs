@@ -26,14 +26,14 @@ struct Worker<J> {
     waiting: usize,
 }
 
-/// The result of a job; `None` if the thread has panicked.
+/// The result of a thread's job; `None` if the thread has panicked.
 struct Done<D> {
     worker: usize,
     result: Option<D>,
 }
 
-/// A guard in each thread. If a panic drops the guard, it reports the panic as the result of the thread's job, so that
-/// no caller waits forever.
+/// A guard in each thread. If the thread panics, dropping the guard reports this as the result of the job, so that no
+/// caller waits forever.
 struct Life<D> {
     worker: usize,
     results: Sender<Done<D>>,
@@ -124,8 +124,8 @@ impl<J: Send + 'static, D: Send + 'static> WorkerPool<J, D> {
         self.received == self.sent
     }
 
-    /// Returns the thread for the next job: the one whose turn it is, or the one with the fewest jobs. Returns
-    /// `None` if it cannot accept a job.
+    /// Returns the thread that gets the next job: with ordered results the one whose turn it is, otherwise the one
+    /// with the fewest jobs. Returns `None` if its queue is full.
     fn next_worker(&mut self) -> Option<&mut Worker<J>> {
         match &self.results {
             Results::InTurn(_) => {

@@ -50,7 +50,8 @@ impl Layout {
         }
     }
 
-    /// Returns a text that differs between layouts that result in different elements.
+    /// Returns a text for [`identity`](crate::pipeline::Operation::identity), which differs between layouts that
+    /// result in different elements.
     pub(super) fn identity(&self) -> String {
         match self {
             Layout::Features => "features".into(),
@@ -91,7 +92,7 @@ pub(crate) struct Block<'a> {
     columns: Vec<Fields>,
 }
 
-/// The destination for rows of plain numbers.
+/// The buffers of a [`Block`] to which the fast parser appends rows of plain numbers.
 pub(crate) struct Numbers<'a> {
     pub(crate) width: usize,
     /// The index of the integer column; `None` if there is none.
@@ -108,7 +109,7 @@ enum Fields {
     Text(Vec<Vec<u8>>),
 }
 
-/// The error for a field that does not have its column's type.
+/// A field that cannot be converted to its column's type.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BadField {
     pub(crate) column: usize,

@@ -7,7 +7,7 @@ use crate::file::ElementLimit;
 use crate::{Compression, Error, Files, Location, Result};
 use std::io::{ErrorKind, Read};
 
-/// The settings for reading the files of a dataset, including the columns of the first file that is not empty.
+/// The settings for reading the files of a dataset, with the columns of its first nonempty file.
 pub(super) struct CsvFormat {
     pub(super) header: bool,
     pub(super) dialect: Dialect,
@@ -37,7 +37,8 @@ pub(super) struct Columns {
 }
 
 impl Columns {
-    /// Reads the first row of a file, and returns the columns that this row names or counts.
+    /// Reads the first row of a file, and returns its columns: their names if it is a header, otherwise only their
+    /// number.
     fn read(file: &Location, header: bool, dialect: Dialect) -> Result<Self> {
         let delimiter = dialect.delimiter;
         let mut first = ::csv::ByteRecord::new();
@@ -89,15 +90,16 @@ impl Columns {
         })
     }
 
-    /// Returns the phrase for a column in errors, with its name; empty if it has no name.
+    /// Returns ` for 'NAME'` for error messages; an empty text if the column has no name.
     pub(super) fn describe(&self, place: usize) -> String {
         self.names.get(place).map_or(String::new(), |name| format!(" for '{name}'"))
     }
 }
 
 impl CsvFormat {
-    /// Reads the columns of the first file that is not empty; if all are, there are no columns. `layout` finds the
-    /// requested columns among them. Returns [`Error::Empty`] if the list of files is empty.
+    /// Creates the settings from the first nonempty file: reads its columns, and finds the requested ones with
+    /// `layout`. If all files are empty, there are no columns. Returns [`Error::Empty`] if the list of files is
+    /// empty.
     pub(super) fn look(
         files: &Files,
         header: bool,
@@ -157,7 +159,7 @@ pub(super) fn cost(row: &[u8], delimiter: u8) -> u64 {
     row.len() as u64 + FIELD * fields as u64
 }
 
-/// A reader of the first row of a text, which fails when the row exceeds the limit for one element.
+/// A reader that fails when the first row of a text exceeds the limit for one element.
 struct Metered<R> {
     text: R,
     limit: ElementLimit,
@@ -208,7 +210,7 @@ pub(super) fn line(file: &Location, start: u64) -> Result<u64> {
     Ok(line)
 }
 
-/// Converts an error of the parser into an error about reading or decompressing the text.
+/// Converts an error of the CSV parser, which can only be an error of reading or decompressing the text.
 pub(super) fn failure(file: &Location, error: ::csv::Error) -> Error {
     let source = match error.into_kind() {
         ::csv::ErrorKind::Io(error) => error,

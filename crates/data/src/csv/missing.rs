@@ -81,7 +81,8 @@ fn filled(kind: ColumnType, value: &DefaultValue) -> Result<Filled, String> {
 }
 
 impl Missing {
-    /// Returns a text that differs between settings that result in different elements.
+    /// Returns a text for [`identity`](crate::pipeline::Operation::identity), which differs between settings that
+    /// result in different elements.
     pub(super) fn identity(&self) -> String {
         let filled = self.columns.iter().enumerate();
         let filled: Vec<_> =

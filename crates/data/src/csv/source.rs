@@ -77,7 +77,7 @@ struct CsvSections {
     /// The bytes that have been read but are not in a section yet.
     bytes: Vec<u8>,
     ended: bool,
-    /// The error that ended reading. It is returned after the rows that precede it.
+    /// The error that ended reading. It is returned after the rows before it.
     failed: Option<Error>,
     broken: Broken,
 }

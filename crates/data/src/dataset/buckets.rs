@@ -33,9 +33,9 @@ impl Buckets {
         Self { padding, ..self }
     }
 
-    /// Pads to the greatest length of the bucket instead of that of the longest element, so that batches have one shape
-    /// for each bucket. This size, the bucket's upper boundary minus 1, is used for axis 0 of each tensor. If the
-    /// padding has [sizes](Padding::sizes), the size replaces each `None` in them instead.
+    /// Pads to the greatest length of the bucket, rather than to the longest element, so that each bucket has one
+    /// batch shape. This length, the bucket's upper boundary minus 1, is used for axis 0 of each tensor. If the
+    /// padding has [sizes](Padding::sizes), the length replaces each `None` in them instead.
     ///
     /// An element in the last bucket, which has no upper boundary, gives [`Error::Pad`](crate::Error::Pad).
     #[doc(alias = "pad_to_bucket_boundary")]

@@ -19,8 +19,8 @@ pub(crate) enum BatchSplit {
     /// Every worker reads the same batches. Each batch is split into `of` per-replica batches by `rule`. This
     /// worker takes those with the indices in `pieces`, in this order.
     Own { rule: SplitRule, of: usize, pieces: Vec<usize> },
-    /// Every worker reads its own batches, and takes a share of one of them in each step. `full` is the number of rows
-    /// of a full batch, if it is known.
+    /// Every worker reads its own batches, of the global size. In each step, all workers' shares of their batches
+    /// together form a global batch; see [`shares`]. `full` is the number of rows of a full batch, if it is known.
     Shares { full: Option<usize>, layout: Layout, worker: usize },
     /// Batches are split across their boundaries, into per-replica batches whose sizes repeat in a cycle.
     Stream { sizes: Vec<usize> },
@@ -40,8 +40,8 @@ impl BatchSplit {
         }
     }
 
-    /// Returns the ranges of rows into which the first batch, of `rows` rows, is split: one for each of the worker's
-    /// replicas in each step that uses the batch, in the order of steps.
+    /// Returns the ranges of rows into which the first batch, of `rows` rows, is split. There is one range for each
+    /// of the worker's replicas in each step that uses the batch, in the order of steps.
     pub(crate) fn pieces(&self, rows: usize) -> Vec<Range<usize>> {
         match self {
             BatchSplit::Stream { sizes } => recut(rows, sizes),

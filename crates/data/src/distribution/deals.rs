@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::Arc;
 
-/// The files that workers have been dealt in a pass, as part of a [`Position`](super::Position).
+/// The files that workers have been dealt in a pass. Part of a [`Position`](super::Position).
 ///
-/// Files are dealt in their order, so it consists of the worker of each of the first files. There is a position after
-/// each step, so positions share most of it.
+/// Files are dealt in order, so this is a list with the worker of each dealt file. Copies share most of their memory,
+/// because there is a position after each step.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "Vec<u32>", into = "Vec<u32>")]
 pub struct Deals {
@@ -59,8 +59,8 @@ impl Deals {
         dealt.filter(|(_, to)| *to as usize == worker).map(|(file, _)| file).collect()
     }
 
-    /// Returns a checksum of the workers of the files, which differs from that of most other deals. Returns 0 if none
-    /// has been dealt.
+    /// Returns a checksum of these deals, with which workers check that they have dealt alike; 0 if no file has been
+    /// dealt.
     pub(super) fn checksum(&self) -> u32 {
         self.checksum
     }
@@ -80,11 +80,12 @@ impl Deals {
     }
 }
 
-/// The dealer of a pass: a state machine that all workers have. It gets the same requests on each of them.
+/// A state machine that decides which worker reads which file in a pass. All workers run it with the same requests,
+/// so all decide alike.
 ///
-/// Between two steps, there are one or more rounds. In a round, each worker reports whether it needs a file. If a
-/// worker asks again before the next step, its files were small, so it gets twice the number. It never gets more than
-/// half of its share of the remaining files. Otherwise, the others would have none at the end.
+/// Between two steps, there are one or more rounds. In a round, each worker reports whether it needs a file. A worker
+/// that needs another file before the next step has small files, so it gets twice the number. It never gets more than
+/// half of its share of the remaining files, so that the other workers have files at the end.
 #[derive(Clone, Debug)]
 pub(super) struct Dealer {
     workers: Vec<WorkerState>,
@@ -95,19 +96,19 @@ pub(super) struct Dealer {
 
 #[derive(Clone, Debug)]
 struct WorkerState {
-    /// The number of files that the worker gets if it asks.
+    /// The number of files that the worker gets the next time it needs one.
     next: usize,
-    /// Whether the worker has been told that there are no more files.
+    /// Whether the worker has been notified that there are no more files.
     ended: bool,
 }
 
 /// An error of requests that correct workers do not make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum BadRequests {
-    /// There are not the requests of all workers.
+    /// The number of requests differs from the number of workers.
     #[error("{found} workers take the step, but the pass has {workers}")]
     Workers { found: usize, workers: usize },
-    /// A worker needs a file after it has been told that there are no more.
+    /// A worker needs a file after it has been notified that there are no more.
     #[error(
         "worker {worker} needs a file, but has been told that there are no more; do all run the same program?"
     )]

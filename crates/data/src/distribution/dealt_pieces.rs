@@ -17,9 +17,9 @@ const MAX_PLACES: usize = 4096;
 
 /// A stage that yields the batches of a worker's replicas in turn, on a thread.
 ///
-/// When the source needs a file that has not been dealt, the thread reports this between two batches. After which one
-/// depends on the files alone, and not on time. The workers exchange these reports when they agree on a step, and then
-/// the thread gets its answer.
+/// When the source needs a file that has not been dealt, the thread reports this between two batches, and waits. The
+/// position of this report depends only on the files, not on timing. The workers exchange their reports when they
+/// decide about a step, and then send the new files to their threads.
 ///
 /// No wait needs a deadline. The thread waits only on channels whose other ends are dropped with this value, and this
 /// value waits only for a thread that reads. A thread that may be running a user function is never joined.
@@ -32,7 +32,7 @@ pub(super) struct DealtPieces {
     /// The number of batches that are received before they are needed, so that a file can be dealt early.
     early: usize,
     ready: VecDeque<Tree<Leaf>>,
-    /// Whether the thread waits for an answer.
+    /// Whether the thread is waiting for a file.
     needs_file: bool,
     /// The error that follows the batches in `ready`.
     failed: Option<Error>,
@@ -58,8 +58,9 @@ struct Links {
 }
 
 impl DealtPieces {
-    /// Creates the batches of a worker that has the files `first`. `start` starts the stage for a hand. The thread is
-    /// not started yet. It will prepare batches of `prefetch` steps, and at least one batch.
+    /// Creates the batches of a worker that has been dealt the files `first`. `start` creates the stage that reads
+    /// from a hand. The thread is not started yet. It will prepare batches of `prefetch` steps, and at least one
+    /// batch.
     pub(super) fn new(
         first: NewFiles,
         replicas: usize,
@@ -86,10 +87,10 @@ impl DealtPieces {
         self.replicas
     }
 
-    /// Skips the batches of this number of steps. The thread does so when it starts, because it may need files for it.
+    /// Skips the batches of `steps` steps. The thread skips them when it starts, because it may need files for that.
     ///
     /// # Errors
-    /// - [`Error::NotDealt`]: the thread has been started. It would not skip them.
+    /// - [`Error::NotDealt`]: the thread has already been started.
     pub(super) fn skip(&mut self, steps: usize) -> Result<()> {
         if !matches!(self.state, State::Waiting { .. }) {
             let why = "steps can be skipped only before the first one is prepared";
@@ -99,8 +100,8 @@ impl DealtPieces {
         Ok(())
     }
 
-    /// Receives the batches of the next step, and some early ones, until the thread needs a file or has ended. An error
-    /// of an early batch is returned when the batch is needed.
+    /// Receives the batches of the next step, and some early ones. Stops when the thread needs a file or has ended.
+    /// An error of an early batch is returned when the batch is needed.
     pub(super) fn fetch(&mut self) -> Result<()> {
         let wanted = self.replicas.saturating_add(self.early);
         while self.ready.len() < wanted && !self.needs_file && !self.ended {
@@ -149,7 +150,7 @@ impl DealtPieces {
         }
     }
 
-    /// Returns whether the worker needs a file, now or soon.
+    /// Returns whether the thread waits for a file. The batches that it has prepared may be enough for the next step.
     pub(super) fn needs_file(&self) -> bool {
         self.needs_file
     }
@@ -159,7 +160,7 @@ impl DealtPieces {
         self.needs_file && self.ready.len() < self.replicas
     }
 
-    /// Passes on the answer to a request for files, if there was one.
+    /// Sends new files to the thread, if it is waiting for files.
     pub(super) fn give(&mut self, files: NewFiles) {
         if let State::Running(links, _) = &self.state
             && self.needs_file

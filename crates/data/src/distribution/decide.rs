@@ -73,7 +73,8 @@ struct Sources {
     other: Option<String>,
     /// An operation that behaves differently on a shard, if there is one.
     whole: Option<String>,
-    /// An operation that reads its input several times or keeps it for later passes, if there is one.
+    /// An operation to which files cannot be dealt, because it reads its input several times or keeps it for later
+    /// passes; `None` if there is none.
     again: Option<String>,
 }
 

@@ -106,7 +106,8 @@ impl<T: Nest> Distribution<T> {
     }
 }
 
-/// Returns a description of an operation that takes names of files ahead; `None` if there is none.
+/// Returns a description of an operation that takes file names from its input long before it needs them; `None` if
+/// there is none.
 fn takes_names(pipeline: &Pipeline) -> Option<String> {
     let mut found = None;
     pipeline::visit(pipeline, &mut |operation| {

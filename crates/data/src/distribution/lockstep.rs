@@ -73,7 +73,7 @@ impl AllSteps {
         self.workers.iter_mut().map(|worker| worker.finish(all)).collect()
     }
 
-    /// Records the deals until the latest step, if files are dealt.
+    /// Records the deals as of the latest step, if files are dealt.
     fn log(&self, log: &DealLog) {
         if let (Some(dealer), Some(worker)) = (&self.dealer, self.workers.first()) {
             log.push(worker.taken(), dealer.deals());

@@ -102,7 +102,7 @@ pub struct Distribution<T> {
     layout: Layout,
     options: DistributeOptions,
     prepare: Option<Prepare>,
-    /// The replicas of the only pipeline that this process has; `None` if it has all of them.
+    /// The replicas that this process has; `None` if it has all replicas of its workers.
     part: Option<Range<usize>>,
 }
 
@@ -115,7 +115,7 @@ impl<T> std::fmt::Debug for Distribution<T> {
     }
 }
 
-/// The dataset that is distributed.
+/// The datasets that are distributed.
 enum Source<T> {
     /// Global batches, sharded by a policy.
     Dataset(Arc<ShardedPipeline>),
@@ -385,7 +385,7 @@ impl<T: Nest> Distribution<T> {
         }
     }
 
-    /// Returns how a worker's pass deals files.
+    /// Returns the way in which a worker's pass deals files.
     fn dealing(&self, worker: usize, deals: Deals) -> Dealing {
         self.dealer(deals).map_or(Dealing::None, |dealer| Dealing::Own { dealer, worker })
     }

@@ -113,9 +113,9 @@ impl<T: Nest> Distribution<T> {
         })
     }
 
-    /// Returns the number of rows of a worker in a step with a full batch. If workers take turns with their shares,
-    /// only the total over all workers is known, so it is attributed to worker 0. Returns `None` if the pipeline does
-    /// not determine the size of batches.
+    /// Returns the number of rows of a worker in a step with a full batch. If the worker's number varies from step to
+    /// step, worker 0 gets the total of all workers, and the others 0. Returns `None` if the pipeline does not
+    /// determine the size of batches.
     fn own_full(&self, worker: usize) -> Option<usize> {
         let full = self.full()?;
         match self.batch_split(self.decision()?, worker) {
@@ -128,7 +128,7 @@ impl<T: Nest> Distribution<T> {
 
     /// Returns a stage that yields the batches of `stage`, prepared for the local `replicas` from step `step` on. The
     /// batches are prepared early if that was requested and is worth a thread. `costly` is whether reading alone is
-    /// worth one.
+    /// worth a thread.
     pub(super) fn ahead(
         &self,
         stage: Box<dyn Stage>,
@@ -153,8 +153,8 @@ impl<T: Nest> Distribution<T> {
         }
     }
 
-    /// Returns the division of a worker's batches. TensorFlow's rule splits across the boundaries of batches if all
-    /// batches have the same known size and each worker reads different ones.
+    /// Returns the way in which a worker's batches are split. TensorFlow's rule splits across the boundaries of
+    /// batches if all batches have the same known size and each worker reads different ones.
     pub(super) fn batch_split(&self, decision: &Decision, worker: usize) -> BatchSplit {
         let Layout { workers, replicas } = self.layout;
         let of = self.layout.total();

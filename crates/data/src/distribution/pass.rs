@@ -31,12 +31,12 @@ pub(super) enum Dealing {
     None,
     /// The pass of worker `worker`. The passes of the other workers have equal dealers.
     Own { dealer: Dealer, worker: usize },
-    /// The pass repeats the steps of earlier workers. Its own stage deals to all of them, maybe before the steps are
-    /// taken, so it keeps the deals of each step.
+    /// The pass repeats the steps of earlier workers. Its stage deals files to all of them, possibly before the steps
+    /// are taken, so `log` contains the deals of each step.
     Repeated { log: DealLog, latest: Deals },
 }
 
-/// Deals, each with the number of steps after which they are those of the pass.
+/// A log of deals, each with the number of steps after which they apply.
 #[derive(Clone, Default)]
 pub(super) struct DealLog(Arc<Mutex<VecDeque<(u64, Deals)>>>);
 
@@ -50,13 +50,14 @@ impl DealLog {
         }
     }
 
-    /// Returns the checksum of the latest deals until `steps` steps; `None` if there are no others than before.
+    /// Returns the checksum of the latest deals within the first `steps` steps; `None` if the log has none.
     fn checksum(&self, steps: u64) -> Option<u32> {
         let log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         log.iter().take_while(|(at, _)| *at <= steps).last().map(|(_, deals)| deals.checksum())
     }
 
-    /// Removes and returns the latest deals until `steps` steps; `None` if there are no others than before.
+    /// Removes the deals within the first `steps` steps from the log, and returns the latest of them; `None` if there
+    /// are none.
     fn pop(&self, steps: u64) -> Option<Deals> {
         let mut log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut latest = None;
@@ -192,8 +193,8 @@ impl<T: Nest> WorkerPass<T> {
         Ok(finished)
     }
 
-    /// Prepares and takes the next step, and returns a batch for each replica; `None` at the end of the pass. This is
-    /// for a single worker, or for workers that can only reach the end in the same step.
+    /// Prepares and takes the next step, and returns a batch for each replica; `None` at the end of the pass. Call
+    /// this only with a single worker, or if all workers reach the end in the same step.
     ///
     /// # Errors
     /// Returns the errors of [`prepare`](WorkerPass::prepare) and [`finish`](WorkerPass::finish).

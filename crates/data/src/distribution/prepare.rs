@@ -43,7 +43,7 @@ pub(super) struct PrepareStage {
     replicas: Range<usize>,
     /// The step to which the next batch belongs.
     step: u64,
-    /// The number of batches of that step that have already been prepared.
+    /// The number of batches of that step that have been prepared.
     made: usize,
 }
 

@@ -116,7 +116,7 @@ impl Steps {
         }
     }
 
-    /// Counts steps as taken that were skipped elsewhere.
+    /// Adds `steps` steps, which were skipped elsewhere, to the steps taken.
     pub(crate) fn count(&mut self, steps: u64) {
         self.taken += steps;
     }
@@ -193,7 +193,7 @@ impl Steps {
         Ok(counts)
     }
 
-    /// Passes on the answer to a request for files.
+    /// Passes new files to the thread that reads them, if it has asked for files.
     pub(crate) fn give(&mut self, files: NewFiles) {
         if let Pieces::Dealt(dealt) = &mut self.pieces {
             dealt.give(files);
@@ -241,9 +241,9 @@ impl Steps {
         self.over = true;
     }
 
-    /// Takes the prepared step, if the workers decide so from their total counts. Returns `None` at the end of the
-    /// pass, and [`Error::NoEmptyBatch`] if the step is taken, but a replica of any worker would have no batch. Returns
-    /// [`Error::NotDealt`] if a worker has to be given files before.
+    /// Takes the prepared step, if the total counts of all workers allow it. Returns `None` at the end of the pass,
+    /// and [`Error::NoEmptyBatch`] if the step is taken, but a replica of any worker would have no batch. Returns
+    /// [`Error::NotDealt`] if a worker needs files first.
     pub(crate) fn finish(&mut self, all: StepCounts) -> Result<Option<Vec<Tree<Leaf>>>> {
         if all.lacks_file > 0 {
             let step = self.taken;
@@ -278,7 +278,7 @@ pub(crate) struct Templates {
     /// The unsharded pipelines. If any worker has data, one of these has a first batch.
     pub(crate) pipelines: Vec<Pipeline>,
     pub(crate) epoch: u64,
-    /// Whether there is only one worker.
+    /// Whether this process has all replicas, so that its end of the data is the end of the pass.
     pub(crate) alone: bool,
     /// A function that converts a value created from a spec to the kinds of leaves that elements have.
     pub(crate) fit: fn(Tree<Leaf>) -> Tree<Leaf>,

@@ -99,7 +99,8 @@ impl Feature {
         self.len() == 0
     }
 
-    /// Returns a text that differs between features with different kinds or values.
+    /// Returns a text for [`identity`](crate::pipeline::Operation::identity), which differs between features with
+    /// different kinds or values.
     pub(super) fn identity(&self) -> String {
         match self {
             Feature::Bytes(values) => format!("bytes {values:?}"),

@@ -228,7 +228,8 @@ impl Features {
         Self { limit: self.limit.of(bytes), ..self }
     }
 
-    /// Returns a text that differs between sets of features that result in different columns.
+    /// Returns a text for [`identity`](crate::pipeline::Operation::identity), which differs between sets of features
+    /// that result in different columns.
     pub(crate) fn identity(&self) -> String {
         let feature = |(name, wanted): &(String, Wanted)| format!("{name:?} {}", wanted.identity());
         self.wanted.iter().map(feature).collect::<Vec<_>>().join(", ")

@@ -138,7 +138,6 @@ impl Steps {
 #[derive(Clone, Debug)]
 pub struct SequenceFeatures {
     pub(super) context: Features,
-    /// The lists by their names.
     pub(super) lists: BTreeMap<String, Steps>,
     pub(super) limit: ElementLimit,
 }
@@ -199,7 +198,8 @@ impl SequenceFeatures {
         Self { context: self.context.element_limit(bytes), limit: self.limit.of(bytes), ..self }
     }
 
-    /// Returns a text that differs between settings that result in different columns.
+    /// Returns a text for [`identity`](crate::pipeline::Operation::identity), which differs between settings that
+    /// result in different columns.
     pub(crate) fn identity(&self) -> String {
         let list = |(name, steps): (&String, &Steps)| format!(", list {name:?} {}", steps.identity());
         self.context.identity() + &self.lists.iter().map(list).collect::<String>()

@@ -3,7 +3,7 @@
 /// The error for bytes that are not in the wire format.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Broken<'a> {
-    /// The input from the position of the error on.
+    /// The rest of the input, beginning at the error.
     pub(super) rest: &'a [u8],
     pub(super) what: &'static str,
 }

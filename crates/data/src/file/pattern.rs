@@ -46,7 +46,7 @@ impl PathPattern {
 struct Walk {
     found: BTreeSet<PathBuf>,
     /// The real paths of the folders that `**` has entered, each with the number of remaining segments of the
-    /// pattern. The same remaining segments match the same files in a folder, by whatever path it was reached.
+    /// pattern. The same remaining segments match the same files in a folder, regardless of the path that led to it.
     entered: BTreeSet<(usize, PathBuf)>,
 }
 

@@ -11,13 +11,13 @@ pub(crate) trait Format: Send + Sync + 'static {
     /// Returns a description of the format and its parameters, such as `TFRecord`.
     fn describe(&self) -> String;
 
-    /// Returns a description of everything in the format that determines the elements of files, except
-    /// [`strictness`](Self::strictness).
+    /// Returns a description of everything in the format that determines the elements of files, for
+    /// [`identity`](crate::pipeline::Operation::identity). Excludes [`strictness`](Self::strictness).
     fn identity(&self) -> String {
         self.describe()
     }
 
-    /// Returns a description of the settings that determine which records are broken.
+    /// Returns a description of the settings that determine which records are treated as broken.
     fn strictness(&self) -> String {
         String::new()
     }
@@ -82,7 +82,7 @@ pub(crate) struct Work {
     pub(crate) make: Box<dyn FnOnce() -> ParsedSection + Send>,
 }
 
-/// The elements of a section before the first broken one, and the error of that one.
+/// The elements of a section up to the first broken one, and its error.
 #[derive(Default)]
 pub(crate) struct ParsedSection {
     pub(crate) chunk: Option<Chunk>,

@@ -20,7 +20,7 @@ impl<T: Nest> Dataset<T> {
 struct FilesSource {
     files: Arc<Files>,
     format: Arc<dyn Format>,
-    /// The place of the files that are dealt; `None` if all are read in their order.
+    /// The slot with the files that this worker is dealt; `None` if all files are read, in order.
     dealt: Option<HandSlot>,
 }
 
@@ -81,8 +81,8 @@ impl Operation for FilesSource {
     }
 }
 
-/// Returns the files that a worker reads, and the place of those that it is dealt. Returns `None` if the shard is not
-/// by files.
+/// Returns the files that a worker reads and, if files are dealt, the slot for them. Returns `None` if the shard is
+/// not by files.
 pub(crate) fn own(files: &Arc<Files>, worker: &WorkerShard) -> Option<(Arc<Files>, Option<HandSlot>)> {
     match worker {
         WorkerShard::Files { workers, index } => Some((Arc::new(files.shard(*workers, *index).ok()?), None)),

@@ -24,7 +24,8 @@ pub(super) fn bytes(header: &Header) -> Option<u64> {
     Some(if header.shape.contains(&0) { 0 } else { bytes as u64 })
 }
 
-/// Reads the elements after a header, and returns them in row-major order. Texts are counted in `room`.
+/// Reads the elements after a header, and returns them in row-major order. The memory of strings is counted in
+/// `room`.
 pub(super) fn read(header: &Header, input: &mut Input<impl Read>, room: &mut Room) -> Result<Buffer> {
     macro_rules! numbers {
         ($($dtype:ident $ty:ty;)*) => {

@@ -36,11 +36,10 @@ struct Running {
     kept: Option<Delivered>,
 }
 
-/// A chunk, and the number of [passes](Stage::passes) that the input had completed by then.
+/// A chunk, and the number of [passes](Stage::passes) of the input that were complete after it.
 type Delivered = (Result<Chunk>, usize);
 
-/// The maximum number of slots of a channel. A channel allocates all of them at once, so more slots would only cost
-/// memory.
+/// The maximum number of slots of a channel. A channel allocates all of them at once, so more would waste memory.
 const MAX_PLACES: usize = 4096;
 
 impl Running {

@@ -91,7 +91,8 @@ impl AssertStage {
         wrong(self.expected, if self.more { "has more".into() } else { has(self.expected - self.left) })
     }
 
-    /// Returns the chunk without excess elements. Returns the error if there are no others.
+    /// Counts the elements of a chunk, and returns the chunk without excess elements. If all of them are excess,
+    /// returns the error.
     fn count(&mut self, mut chunk: Chunk) -> Result<Chunk> {
         if chunk.len() > self.left {
             self.more = true;

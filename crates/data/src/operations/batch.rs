@@ -83,8 +83,8 @@ pub(crate) fn batch_rows(elements: Cardinality, size: usize, drop_remainder: boo
     full.then_some(size)
 }
 
-/// Returns the behavior of batching if each worker reads a shard. If remainders are dropped, each worker would drop its
-/// own.
+/// Returns the behavior of batching on shards. Dropping remainders is not possible on shards, because each worker
+/// would drop a different one.
 pub(super) fn remainder(drop: bool) -> Sharding {
     if drop { Sharding::Whole } else { Sharding::Through }
 }
@@ -99,14 +99,15 @@ pub(super) struct BatchStage {
     join: Join,
     number: usize,
     ended: bool,
-    /// The number of [passes](Stage::passes) of the input when the last element was received, or the greatest one.
+    /// The largest number of [passes](Stage::passes) of the input that were complete when an element was received.
     received: usize,
-    /// The number of batches before which a pass of the input ended. Several passes without elements count as one.
+    /// The number of batches that began after the end of a pass of the input. Several passes without elements count
+    /// as one.
     aligned: usize,
 }
 
-/// The number of passes of the input that count as one if batches extend over their ends. The batches of one pass are
-/// then not those of the next one: with 999 elements in batches of 1,000, they repeat after 1,000 passes.
+/// The number of passes of the input that count as one if batches extend over the ends of passes. Such passes differ
+/// in their batches: with 999 elements in batches of 1,000, the batches repeat only after 1,000 passes.
 const UNALIGNED: usize = 100;
 
 impl BatchStage {

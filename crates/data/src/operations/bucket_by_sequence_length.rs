@@ -57,7 +57,7 @@ struct BucketBySequenceLength {
 }
 
 impl BucketBySequenceLength {
-    /// Returns the functions that assign elements to buckets. The keys are the indices of the buckets.
+    /// Returns the functions that assign elements to buckets. The keys of the groups are the indices of the buckets.
     fn grouping(&self) -> Grouping {
         let (length, buckets, sizes) = (self.length.clone(), self.buckets.clone(), self.buckets.clone());
         Grouping {
@@ -108,7 +108,7 @@ impl Operation for BucketBySequenceLength {
         }
     }
 
-    /// Returns the spec of batches. Sizes of axes are only known if they are the same for all elements.
+    /// Returns the spec of batches. A size is known only if it is the same for all elements.
     fn spec(&self, look: Look) -> Option<ElementSpec> {
         let rows = match self.batching() {
             Batching::Batches(size) => Some(size),

@@ -107,19 +107,19 @@ pub(super) fn check_datasets(operation: &'static str, datasets: usize) -> Result
     crate::error::at_least_one(operation, "the number of datasets", datasets)
 }
 
-/// Returns the batching that holds for elements of all datasets.
+/// Returns the batching of elements that may come from any of the datasets.
 pub(super) fn common_batching(datasets: &[Pipeline]) -> Batching {
     let all = datasets.iter().map(|dataset| dataset.batching());
     all.reduce(Batching::or).unwrap_or(Batching::Unknown)
 }
 
-/// Returns the spec that elements of all datasets satisfy.
+/// Returns a spec that the elements of all datasets satisfy; `None` if there is none.
 pub(super) fn common_spec(datasets: &[Pipeline], look: Look) -> Option<ElementSpec> {
     let (first, rest) = datasets.split_first()?;
     rest.iter().try_fold(first.spec(look)?, |all, dataset| spec::either(all, dataset.spec(look)?))
 }
 
-/// The selection of the dataset of the next element.
+/// A rule that selects the dataset of each element.
 pub(super) trait Pick: Send {
     /// Returns the index of a dataset; `None` at the end. `open` contains, for each dataset, whether it has not ended.
     /// A dataset that has ended may be picked, and is then passed over.
@@ -131,7 +131,7 @@ pub(super) trait Pick: Send {
     }
 }
 
-/// The selection by a dataset of choices.
+/// A rule that selects datasets by the elements of a dataset of choices.
 struct Choices {
     choices: Option<Counted>,
     datasets: usize,
@@ -161,7 +161,7 @@ impl Pick for Choices {
 pub(super) struct ChooseStage {
     operation: &'static str,
     datasets: Vec<Box<dyn Stage>>,
-    /// Whether each of the datasets is still open, that is, has not ended.
+    /// A flag for each dataset: whether it has not ended.
     open: Vec<bool>,
     pick: Box<dyn Pick>,
     at_end: AtDatasetEnd,

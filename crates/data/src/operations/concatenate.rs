@@ -98,8 +98,8 @@ impl Stage for ConcatenateStage {
         }
     }
 
-    /// Returns the number of passes over the dataset that is read if no other one follows. Otherwise returns 0, because
-    /// a filter that keeps no element of the first dataset may keep elements of the second one.
+    /// Returns the number of passes over the current dataset if no other dataset follows. Otherwise returns 0,
+    /// because a filter that keeps no element of the first dataset may keep elements of the second one.
     fn passes(&self) -> usize {
         if self.is_endless || self.second.is_none() { self.current.passes() } else { 0 }
     }

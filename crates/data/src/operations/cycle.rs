@@ -54,7 +54,7 @@ impl Cycle {
         Self { input, operation, function, turns, epoch, index: 0, slots, turn: 0, left, empty_passes }
     }
 
-    /// Returns the number of passes over the input that have been read completely.
+    /// Returns the number of completed passes over the input.
     fn read_passes(&self) -> usize {
         self.input.as_ref().map_or(0, |input| input.passes())
     }
@@ -95,8 +95,8 @@ impl Cycle {
         Ok(Box::new(stage))
     }
 
-    /// Opens all slots of the cycle at the beginning, for datasets with threads. Slots become empty in the order
-    /// of their turns, so each gets the same element as if it were opened at its turn.
+    /// Opens all slots of the cycle at the beginning, so that datasets with threads start early. Slots become empty
+    /// in the order of their turns, so each gets the same element as if it were opened at its turn.
     fn open_all(&mut self) {
         while self.input.is_some() && self.slots.len() < self.turns.cycle_length {
             let slot = self.open();
@@ -153,8 +153,9 @@ impl Cycle {
         }
     }
 
-    /// Records that the current dataset has ended. If datasets have threads, the dataset of the next element is opened
-    /// in its slot. Returns an error if the datasets of too many passes were empty.
+    /// Empties the current slot, whose dataset has ended, and moves to the next turn. If datasets have threads, the
+    /// dataset of the next element is opened in the slot immediately. Returns an error if the datasets of too many
+    /// passes were empty.
     fn ended(&mut self) -> Result<()> {
         if let Some(slot) = self.slots.get_mut(self.turn) {
             *slot = Slot::Empty;
@@ -215,7 +216,7 @@ impl Stage for Cycle {
         Ok(count - to_go)
     }
 
-    /// Returns the number of completed passes over the input of which no slot contains an element.
+    /// Returns the number of completed passes over the input, except those from which a slot still has a dataset.
     fn passes(&self) -> usize {
         let open = self.slots.iter().filter_map(|slot| match slot {
             Slot::Open(_, _, passes) => Some(*passes),

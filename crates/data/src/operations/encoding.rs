@@ -70,7 +70,7 @@ fn put_bytes(bytes: &[u8], out: &mut Vec<u8>) {
 /// The reason why bytes cannot be decoded as an element.
 #[derive(Debug, PartialEq)]
 pub(super) enum Broken {
-    /// The bytes are not exactly one element.
+    /// The bytes are not exactly one encoded element.
     Not,
     /// The element needs more memory than the limit.
     TooLarge(String),

@@ -21,7 +21,7 @@ impl Dataset<String> {
 
 struct FileNames {
     files: Arc<Files>,
-    /// The place of the files that are dealt; `None` if all are named in their order.
+    /// The slot with the files that this worker is dealt; `None` if all files are named, in order.
     dealt: Option<HandSlot>,
 }
 

@@ -19,9 +19,11 @@ pub(super) type GeneratorFn = Arc<dyn Fn() -> Elements + Send + Sync>;
 /// An iterator, and the elements that were read from it for the spec.
 pub(super) type Begun = (Elements, VecDeque<Result<Tree<Leaf>>>);
 
-/// The iterator whose first elements were read for the spec, for the next pass. There may be no other iterator with
-/// the same elements, because a generator may read a channel or a socket. So there is at most one such iterator, also
-/// if several threads determine the specs of datasets that are derived from the generator.
+/// An iterator whose first elements were read for the spec, and are kept for the next pass.
+///
+/// A generator may read a channel or a socket, so a second iterator would not have the same elements. There is
+/// therefore at most one such iterator, even if several threads determine the specs of datasets that are derived from
+/// the generator.
 pub(super) struct FirstElements {
     slot: Mutex<Slot>,
     /// A notification that the slot is no longer busy.
@@ -52,12 +54,13 @@ impl FirstElements {
         self.free.wait_timeout_while(slot, self.max_wait, busy).unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Takes the iterator for a pass; `None` if there is none, or if the iterator itself begins a pass.
+    /// Takes the iterator for a pass. Returns `None` if no iterator was created, or if the iterator's own code begins
+    /// a pass.
     ///
     /// # Errors
     ///
-    /// [`Error::GeneratorBusy`] if another thread reads from the iterator for too long. A second iterator would not
-    /// have the same elements.
+    /// - [`Error::GeneratorBusy`]: another thread has been reading from the iterator for too long. A second iterator
+    ///   would not have the same elements.
     pub(super) fn take(&self) -> Result<Option<Begun>> {
         match &mut *self.wait() {
             Slot::Free(begun) => Ok(begun.take()),
@@ -66,8 +69,8 @@ impl FirstElements {
         }
     }
 
-    /// Returns a copy of the element at `index`. Returns `None` at the end, if reading fails, and if the iterator
-    /// itself needs the spec.
+    /// Returns a copy of the element at `index`. Returns `None` at the end, if reading fails, or if the iterator's
+    /// own code requests the spec.
     fn look(&self, make: &GeneratorFn, index: usize) -> Option<Tree<Leaf>> {
         let mut slot = self.wait();
         let Slot::Free(begun) = &mut *slot else { return None };

@@ -209,8 +209,8 @@ impl Groups for GroupStage {
         Ok(self.open.pop_first().map(|(_, open)| open.group))
     }
 
-    /// Returns the number of completed passes over the input of which no element is in a group that is not
-    /// full.
+    /// Returns the number of completed passes over the input, except those from which an element is in a group that
+    /// is not full.
     fn passes(&self) -> usize {
         self.open.values().map(|open| open.passes).fold(self.input.input.passes(), usize::min)
     }

@@ -46,7 +46,8 @@ impl<T: Nest> Dataset<T> {
         self.in_turn("interleave", function, turns)
     }
 
-    /// Implements `interleave` and `flat_map`.
+    /// Implements [`try_interleave`](Self::try_interleave) and [`try_flat_map`](Self::try_flat_map). `operation` is
+    /// the name in errors.
     pub(super) fn in_turn<U, E, F>(
         &self,
         operation: &'static str,
@@ -79,8 +80,8 @@ where
     })
 }
 
-/// Calls a user function that returns a dataset, and checks the dataset. Errors and panics contain the index of the
-/// element.
+/// Calls a user function that returns a dataset, and checks the dataset. Errors and panics contain `index`, the index
+/// of the element.
 pub(super) fn inner_pipeline<U: Nest, E: Into<Cause>>(
     operation: &'static str,
     index: usize,

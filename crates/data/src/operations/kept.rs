@@ -28,7 +28,7 @@ pub(super) trait Groups: Send {
     /// Must not be called again after `None` or an error.
     fn group(&mut self) -> Result<Option<Group>>;
 
-    /// Returns the number of passes over a repeated dataset that are complete, as [`Stage::passes`] does.
+    /// Returns the number of completed passes over a repeated dataset, as [`Stage::passes`] does.
     fn passes(&self) -> usize;
 }
 

@@ -142,8 +142,8 @@ struct MapStage {
 /// The maximum number of elements that are mapped at a time.
 const MAX_AT_ONCE: usize = 4096;
 
-/// Maps the next elements. If one fails, the results before it are returned first, and then the error, however many
-/// elements were requested.
+/// Maps the next elements. If one fails, returns the results before it, and keeps the error for the next call. Returns
+/// the error immediately if there are no results before it.
 pub(super) fn map_next(
     input: &mut Counted,
     max: usize,

@@ -83,7 +83,7 @@ struct MapParallel {
     map: Map,
     threads: usize,
     ordered: bool,
-    /// Whether the files before it are dealt.
+    /// Whether files are dealt to the source of the pipeline.
     dealt: bool,
 }
 
@@ -131,9 +131,8 @@ impl Operation for MapParallel {
         Sharding::Through
     }
 
-    /// Returns the same operation with single elements as jobs if files are dealt. The number of elements that a stage
-    /// returns at once may depend on the time, for example if it has a thread. The number of elements that are taken
-    /// ahead of others must not: it determines after which batch the worker needs its next file.
+    /// Returns the same operation with one element per job, if files are dealt. With several, the number of elements
+    /// that are taken early would depend on timing, and so would the batch after which the worker needs its next file.
     fn shard(&self, worker: &WorkerShard) -> Option<Pipeline> {
         matches!(worker, WorkerShard::Dealt(_)).then(|| {
             let mut operation = self.clone();
@@ -185,7 +184,7 @@ struct Job {
 struct Done {
     values: Vec<Tree<Leaf>>,
     failed: Option<Error>,
-    /// The number of completed passes that the job contained.
+    /// The number of completed passes, from the job.
     passes: usize,
 }
 
@@ -216,12 +215,12 @@ struct MapParallelStage {
     /// The maximum number of elements in one job.
     most: usize,
     index: usize,
-    /// The threads; `None` until they are started.
+    /// The pool of threads; `None` until it is started.
     pool: Option<WorkerPool<Job, Done>>,
     ended: bool,
     /// The error with which the input ended. It is returned after all elements before it.
     failed: Option<Error>,
-    /// The results that have been received but not passed on yet.
+    /// The results that have been received but not returned yet.
     done: Done,
 }
 

@@ -126,7 +126,7 @@ struct PackStage {
     packing: Packing,
     /// The rows that are being filled, the oldest first.
     rows: VecDeque<Row>,
-    /// The rows to pass on before another sequence is read.
+    /// The rows to return before another sequence is read.
     full: VecDeque<Row>,
     ended: bool,
     empty_passes: EmptyPassCounter,
@@ -214,7 +214,8 @@ impl PackStage {
     }
 }
 
-/// Returns the number of the sequence and the position in it for each position of a row.
+/// Returns two vectors with a number for each position of a row: the number of its sequence, and its position in the
+/// sequence.
 fn numbers(lengths: &[usize], length: usize) -> Result<(Vec<i64>, Vec<i64>)> {
     let (mut segments, mut positions) = (Vec::new(), Vec::new());
     reserve(OPERATION, &mut segments, length)?;
@@ -243,8 +244,8 @@ impl Stage for PackStage {
         Ok(count)
     }
 
-    /// Returns the number of completed passes over the input of which no sequence is in a row that has not
-    /// been passed on.
+    /// Returns the number of completed passes over the input, except those from which a sequence is in a row that has
+    /// not been returned yet.
     fn passes(&self) -> usize {
         let rows = self.rows.iter().chain(&self.full);
         rows.map(|row| row.passes).fold(self.input.input.passes(), usize::min)

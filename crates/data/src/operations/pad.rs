@@ -31,7 +31,8 @@ pub(super) fn pad(
     Ok(structure.fill(joined.into_iter().map(Leaf::Host))?)
 }
 
-/// Returns a description of everything in the padding that determines batches; empty for the default.
+/// Returns a description of everything in the padding that determines batches, for
+/// [`identity`](crate::pipeline::Operation::identity); empty for the default.
 pub(super) fn identity(padding: &Padding) -> String {
     let mut text = String::new();
     if let Some(sizes) = &padding.sizes {
@@ -62,7 +63,7 @@ fn paths(element: Option<&Tree<Leaf>>) -> Vec<String> {
 /// The index of an element that cannot be padded, and the reason.
 type Bad = (usize, String);
 
-/// Pads and stacks tensor `i` of all elements. `of` is the number of tensors in an element.
+/// Pads and stacks tensor `i` of all elements of a batch. `of` is the number of tensors in an element.
 fn pad_column(padding: &Padding, i: usize, of: usize, column: &[Leaf]) -> Result<HostTensor, Bad> {
     let dense = |(index, leaf): (usize, &Leaf)| match leaf {
         Leaf::Host(tensor) => Ok(tensor.clone()),
@@ -80,8 +81,8 @@ fn pad_column(padding: &Padding, i: usize, of: usize, column: &[Leaf]) -> Result
     distribute_tensor::with_buffer!(first.buffer(), elements => join(elements, &tensors, shape, value))
 }
 
-/// Returns the user's setting for tensor `i`; `None` if there is none. Returns an error if the number of settings
-/// differs from `of`.
+/// Returns the user's setting for tensor `i`; `None` if there is none. Returns an error if the number of settings is
+/// not `of`, the number of tensors. `what` is the name of the setting in the error.
 fn given<'a, X>(all: Option<&'a [X]>, i: usize, of: usize, what: &str) -> Result<Option<&'a X>, Bad> {
     match all {
         Some(all) if all.len() != of => {

@@ -5,7 +5,7 @@ use crate::chunk::{Chunk, Picks};
 use crate::rows::{Rows, pair};
 use std::sync::Arc;
 
-/// The state for pairing chunks: it stores the last pairs of rows.
+/// A cache for pairing chunks, with which pairs of consecutive chunks share one source of rows.
 #[derive(Default)]
 pub(super) struct Pairing {
     /// The pairs of rows that were created last. The next chunk usually continues in them.
@@ -29,8 +29,8 @@ impl Pairing {
         }
     }
 
-    /// Returns pairs of rows that begin at row `a` of the first source and row `b` of the second, and the index
-    /// of these rows in the pairs.
+    /// Returns a source of pairs that contains row `a` of the first source with row `b` of the second, and the index
+    /// of this pair.
     fn rows(&mut self, first: &Arc<Rows>, a: usize, second: &Arc<Rows>, b: usize) -> (Arc<Rows>, usize) {
         if let Some(rows) = &self.last
             && let Rows::Pairs { first: x, first_start, second: y, second_start, .. } = rows.as_ref()

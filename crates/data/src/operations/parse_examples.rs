@@ -40,7 +40,8 @@ trait Parser: Send + Sync {
     const NAME: &'static str;
     const TEXT: &'static str;
 
-    /// Returns a text that differs between parsers that result in different columns.
+    /// Returns a text for [`identity`](crate::pipeline::Operation::identity), which differs between parsers that
+    /// result in different columns.
     fn identity(&self) -> String;
 
     fn spec(&self, rows: Option<usize>) -> ElementSpec;

@@ -119,7 +119,7 @@ impl RebatchStage {
         Self { input, sizes, turn: 0, rows, ended: false, drop_remainder: false, empty_passes }
     }
 
-    /// Reads batches until there are rows left. Returns `false` at the end.
+    /// Reads batches until one has rows. Returns `false` at the end.
     fn fill(&mut self) -> Result<bool> {
         while self.rows.start == self.rows.rows && !self.ended {
             match self.input.next(1) {

@@ -33,7 +33,7 @@ struct Repeat {
 impl Operation for Repeat {
     one_input!();
 
-    /// Returns the input, unless it is never repeated: then there is no first element.
+    /// Returns the input, because its first element is the same, unless it is repeated 0 times.
     fn lean(&self) -> Option<Pipeline> {
         (self.times != Some(0)).then(|| self.input.clone())
     }
@@ -83,11 +83,11 @@ const MAX_EMPTY: usize = 100;
 /// A counter with which a stage detects that it drops all elements of a repeated dataset.
 #[derive(Default)]
 pub(super) struct EmptyPassCounter {
-    /// The number of completed passes when the first of the dropped elements was received; `None` if the last
-    /// element was kept. Passes before that are not counted, because earlier stages have filled their buffers.
+    /// The number of completed passes when the first of the dropped elements was received; `None` if the last element
+    /// was kept. Earlier passes do not count, because their elements may still be in buffers of earlier stages.
     since: Option<usize>,
-    /// The number of consecutive calls of [`nothing`](Self::nothing). A few batches or windows may extend over many
-    /// passes without being alike.
+    /// The number of consecutive calls of [`nothing`](Self::nothing). It is limited as well, because a few batches or
+    /// windows may extend over many passes.
     calls: usize,
 }
 

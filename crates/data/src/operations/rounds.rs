@@ -1,9 +1,9 @@
 //! [`Rounds`]: the passes of several datasets that are read in any order.
 
-/// A counter of the passes over several repeated datasets. A round is complete when each dataset that has not ended has
-/// completed a pass in it, or was not picked during a complete pass over the choices. The smallest number of completed
-/// passes of all datasets cannot be used instead, because a dataset may be read for many passes, and then not for a
-/// long time.
+/// A counter of rounds over several repeated datasets. A round is complete when each dataset that has not ended has
+/// completed a pass in it, or was not picked during a complete pass over the choices. The smallest number of
+/// completed passes of all datasets cannot be used instead, because a dataset may be read for many passes, and then
+/// not for a long time.
 pub(super) struct Rounds {
     /// The number of complete rounds.
     pub(super) complete: usize,

@@ -51,7 +51,7 @@ struct SampleFromDatasets {
 }
 
 impl SampleFromDatasets {
-    /// Returns the datasets that can be drawn.
+    /// Returns the datasets that can be drawn, whose weights are not 0.
     fn drawn(&self) -> impl Iterator<Item = &Pipeline> + Clone {
         self.inputs
             .iter()
@@ -143,7 +143,7 @@ impl Operation for SampleFromDatasets {
     }
 }
 
-/// The selection at random. Only datasets that have not ended are drawn, in proportion to their weights.
+/// A rule that draws datasets at random, in proportion to their weights. Only datasets that have not ended are drawn.
 struct Draws {
     weights: Arc<[f64]>,
     rng: EpochRng,

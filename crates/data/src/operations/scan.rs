@@ -55,8 +55,8 @@ type ScanFn = Box<dyn FnMut(Tree<Leaf>, usize) -> Result<Tree<Leaf>> + Send>;
 /// A function that returns the user function with its initial state, for one pass.
 type BeginFn = Arc<dyn Fn() -> ScanFn + Send + Sync>;
 
-/// Wraps a user function and its initial state as a function of trees. Its errors and panics, also those of the
-/// state's clone, contain the element's index.
+/// Wraps a user function and its initial state as a function of trees. Errors and panics of the function, and panics
+/// while the state is cloned, contain the element's index.
 fn on_trees<S, T, U, E, F>(initial: S, function: F) -> BeginFn
 where
     S: Clone + Send + Sync + 'static,
@@ -109,7 +109,7 @@ impl Operation for Scan {
         Batching::Unknown
     }
 
-    /// Returns the spec of a `map` with the function's initial state.
+    /// Returns the spec that a `map` with the function and its initial state has.
     fn spec(&self, look: Look) -> Option<ElementSpec> {
         let begin = self.begin.clone();
         let function = Arc::new(move |tree, index| begin()(tree, index));

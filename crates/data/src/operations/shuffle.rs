@@ -77,10 +77,10 @@ struct ShuffleStage {
     rng: EpochRng,
     pool: Pool,
     ended: bool,
-    /// The index of a drawn element that could not be appended to the previous chunk. The next chunk starts
-    /// with it.
+    /// The index of a drawn element that could not be appended to the previous chunk. The next chunk begins with this
+    /// element.
     kept: Option<usize>,
-    /// The error that follows the elements that were passed on last.
+    /// The error to return after the elements that were returned last.
     failed: Option<Error>,
 }
 

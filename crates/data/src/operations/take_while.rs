@@ -83,7 +83,7 @@ struct TakeWhileStage {
     at_once: usize,
     index: usize,
     ended: bool,
-    /// The error that follows the elements that were passed on last.
+    /// The error to return after the elements that were returned last.
     failed: Option<Error>,
 }
 
@@ -97,7 +97,7 @@ impl TakeWhileStage {
         !self.ended && self.failed.is_none()
     }
 
-    /// Returns the elements of a chunk before the end of the pass or an error. Rows remain rows of their source.
+    /// Returns the elements of a chunk up to the end of the pass or an error. Rows remain rows of their source.
     fn apply(&mut self, chunk: Chunk) -> Result<Chunk> {
         let taken = match &chunk {
             Chunk::Rows(source, Picks::Range(rows)) => {

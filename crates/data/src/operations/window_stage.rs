@@ -25,7 +25,7 @@ pub(super) struct WindowStage {
     exact: bool,
     /// The index of the next window.
     number: usize,
-    /// The elements that have been read, from the beginning of the next window on.
+    /// The elements that have been read, beginning with the first of the next window.
     held: Assembly,
     /// The number of elements to skip before the beginning of the next window.
     gap: usize,

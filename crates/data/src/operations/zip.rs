@@ -137,8 +137,8 @@ impl ZipStage {
         Ok(Some(pairs))
     }
 
-    /// Pairs two chunks. If the second one is shorter, first reads the elements that it lacks. If the second dataset
-    /// ends before that, the result is shorter than `first`.
+    /// Pairs two chunks. If `second` is shorter, first reads the missing elements. If the second dataset ends before
+    /// that, the result is shorter than `first`.
     fn rest(&mut self, first: Chunk, second: Chunk) -> Result<Chunk> {
         if second.len() == first.len() {
             return self.pairing.pair(first, second);

@@ -35,7 +35,7 @@ pub struct Batches {
     missing: BTreeMap<String, Missing>,
     broken: Broken,
     checksums: Arc<Checksums>,
-    /// The parts that follow the one that the reader is reading.
+    /// The parts to read after the current one.
     parts: VecDeque<Part>,
     reader: Option<ParquetRecordBatchReader>,
     rows: u64,
@@ -59,7 +59,7 @@ struct Part {
     within: Option<Range<u64>>,
 }
 
-/// The columns of rows that were read together, with their names.
+/// The columns of rows that were read together, by name.
 pub(super) type Columns = Vec<(String, Tensors)>;
 
 /// An open file whose rows can be read.
@@ -212,7 +212,7 @@ impl Batches {
         Ok(())
     }
 
-    /// Skips the rows of a row group that are in damaged pages. Inserts the other rows as parts before the
+    /// Skips and counts the rows of a row group that are in damaged pages. Inserts its other rows as parts before the
     /// remaining ones.
     fn leave_out(&mut self, part: &Part, mut broken: Vec<(Range<u64>, Error)>) -> Result<()> {
         broken.sort_by_key(|(rows, _)| rows.start);
@@ -278,8 +278,8 @@ impl Batches {
         }
     }
 
-    /// Converts rows to columns of tensors. `first` is the index in the file of the first row. An error contains
-    /// the index of the row that caused it, if a single row did.
+    /// Converts rows to columns of tensors. `first` is the index in the file of the first row. An error comes with
+    /// the index in the batch of the row that caused it, if a single row did.
     fn columns(&self, batch: &RecordBatch, first: u64) -> Result<Columns, (Option<usize>, Error)> {
         let none = Missing::default();
         let mut columns = Vec::new();
@@ -341,8 +341,9 @@ impl Batches {
     }
 }
 
-/// Divides row groups into parts. `groups` contains the number of rows of each group, and the number of rows that are
-/// read at a time. If `alone` is `true`, each row group is a separate part, so that the others can be read without it.
+/// Divides row groups into parts. `groups` contains, for each row group, its number of rows and the number of rows to
+/// read at a time. If `alone` is `true`, each row group is a separate part, so that a damaged one does not affect the
+/// others.
 fn parts(groups: &[(u64, usize)], alone: bool) -> Vec<Part> {
     let mut first = 0;
     let all = if alone {

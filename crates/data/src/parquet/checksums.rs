@@ -30,7 +30,7 @@ struct Checked {
 #[derive(Debug, Default)]
 pub(super) struct Checksums {
     pages: BTreeMap<u64, Checked>,
-    /// The offset of the damaged page that the library tried to read last.
+    /// The offset of the damaged page that the library tried to read last; `None` if there is none.
     refused: Mutex<Option<u64>>,
 }
 

@@ -20,8 +20,7 @@ pub(super) struct Refused {
 }
 
 impl Refused {
-    /// Returns the index in the batch of the row without which the column could be converted; `None` if there is
-    /// no such row.
+    /// Returns the index in the batch of the row that prevents the conversion; `None` if it is not a single row.
     pub(super) fn row(&self) -> Option<usize> {
         self.row
     }
@@ -49,7 +48,7 @@ impl From<distribute_tensor::Error> for Refused {
     }
 }
 
-/// A column of some rows, as tensors.
+/// A column of several rows, converted to tensors.
 #[derive(Debug)]
 pub(super) enum Tensors {
     /// A single tensor with an axis of rows.
@@ -91,7 +90,7 @@ struct Filled<'a> {
 }
 
 impl Filled<'_> {
-    /// Returns the same setting for the contents of lists, which have no mask.
+    /// Returns the same setting for the contents of lists, to which a mask does not apply.
     fn inner(self) -> Self {
         Self { zero: false, ..self }
     }
@@ -126,7 +125,8 @@ struct Rows<'a> {
 }
 
 impl<'a> Rows<'a> {
-    /// Calls `of` with the rows of an array. Only its null rows lack a value.
+    /// Calls `of` with the rows of an array that is inside another one. A row lacks a value only if it is null in
+    /// this array.
     fn inner<R>(array: &ArrayRef, of: impl FnOnce(Rows<'_>) -> R) -> R {
         let nulls = array.null_count() > 0;
         let lacks = nulls.then(|| (0..array.len()).map(|row| array.is_null(row)).collect::<Vec<bool>>());

@@ -75,8 +75,8 @@ impl GroupSize {
         (all / rows, largest.map_or(0, |(number, _)| number))
     }
 
-    /// Returns the number of rows to read at a time. It is at most `most`, and so small that the rows occupy at most
-    /// `bytes` bytes in addition to the largest row.
+    /// Returns the number of rows to read at a time, at most `most`. These rows occupy at most `bytes` bytes in
+    /// addition to the largest row.
     pub(super) fn at_a_time(&self, most: usize, bytes: u64) -> usize {
         let row = self.columns.iter().fold(0u64, |all, column| all.saturating_add(column.largest));
         let mut rows = most;

@@ -17,11 +17,11 @@ pub(super) struct Selected {
     schema: Fields,
 }
 
-/// A column of rows that were read.
+/// A column of a batch of rows.
 pub(super) struct Found {
     pub(super) name: String,
     pub(super) array: ArrayRef,
-    /// The structures that contain the column, in which rows may also be missing.
+    /// The structures that contain the column. A row that is null in one of them has no value.
     within: Vec<ArrayRef>,
 }
 

@@ -56,8 +56,8 @@ impl Format for ParquetRows {
         }
     }
 
-    /// Returns the description with the kinds of columns, because `3` may be an index or a name, and with the values
-    /// for missing ones. The number of rows that are read at a time does not determine the elements.
+    /// Returns everything that determines the elements: the columns, as index or name, and the values that replace
+    /// missing ones. The number of rows that are read at a time is not part of it.
     fn identity(&self) -> String {
         use super::Column::{At, Named};
         let columns = self.parquet.columns.as_ref().map_or("all".into(), |columns| {
@@ -100,7 +100,7 @@ impl Format for ParquetRows {
 
 struct RowsStage {
     batches: Batches,
-    /// The rows that were read together last, and how many of them have been passed on.
+    /// The rows that were read together last, and the number of them that have been returned.
     read: Option<(Chunk, usize)>,
 }
 

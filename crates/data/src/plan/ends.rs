@@ -33,7 +33,7 @@ pub struct StepCounts {
     pub missing: usize,
     /// The total number of rows of all per-replica batches.
     pub rows: usize,
-    /// The number of rows of a full step: those of one worker or, in a sum, those of a full global batch.
+    /// The number of rows of a full step of this worker; in a sum, of a full global batch.
     pub full: usize,
     /// The number of replicas without data for which no empty batch can be created.
     pub unfilled: usize,
@@ -71,7 +71,7 @@ impl std::iter::Sum for StepCounts {
 }
 
 impl UnevenEnds {
-    /// Returns the treatment to use for datasets created by a function and split by `rule`. `known` is whether all
+    /// Returns the treatment for datasets that are created by a function and split by `rule`. `known` is whether all
     /// their tensors have static shapes.
     pub(crate) fn of_function(self, rule: SplitRule, known: bool) -> Self {
         match (self, rule) {

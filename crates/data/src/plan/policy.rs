@@ -9,17 +9,17 @@ pub enum AutoShardPolicy {
     /// Each worker takes all elements of its pipeline, because the user has sharded the data, or because every
     /// worker needs all of it.
     Off,
-    /// Shards by file if the workers then read, between them, exactly the same elements as a single reader would.
-    /// Otherwise, and with a single worker, shards like [`Data`](Self::Data). With
+    /// Shards by file if all workers together then read exactly the elements that a single reader would. Otherwise,
+    /// and with a single worker, shards like [`Data`](Self::Data). With
     /// [`SplitRule::TensorFlow`](crate::SplitRule::TensorFlow), shards by file whenever all sources read files; a
     /// source with fewer files than workers is then an error.
     #[default]
     Auto,
     /// Each worker reads different files: worker `w` of `W` reads the files `w`, `w + W`, …
     File,
-    /// Each worker reads files that it is dealt during the pass: the next one when it has read the others, so workers
-    /// whose files are small read more of them. Who reads which file depends on the files and the number of workers
-    /// alone, and is part of the position. There may be fewer files than workers.
+    /// Each worker is dealt files during the pass: another one whenever it has read the others, so workers with small
+    /// files read more of them. Which worker reads which file depends only on the files and the number of workers,
+    /// and is part of the position. There may be fewer files than workers.
     #[doc(alias = "DYNAMIC")]
     #[doc(alias = "tf.data.experimental.service.ShardingPolicy.DYNAMIC")]
     Dealt,
@@ -51,6 +51,7 @@ pub struct Decision {
     pub taken: AutoShardPolicy,
     /// The reason for the choice, as text.
     pub why: String,
-    /// Whether every worker must read all files, although all sources read files. That may be unexpected work.
+    /// Whether every worker must read all files although all sources read files, which may be more work than
+    /// expected.
     pub fell_back: bool,
 }

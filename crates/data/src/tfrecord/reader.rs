@@ -98,8 +98,8 @@ impl<R: Read> TfRecordReader<R> {
         self.next(most, false)
     }
 
-    /// Returns up to `most` records that are already in the buffer. Only if the buffer contains no complete record,
-    /// reads more bytes, to return at least one record.
+    /// Returns up to `most` records that are already in the buffer. Reads more bytes only if the buffer contains no
+    /// complete record.
     pub(crate) fn read_at_hand(&mut self, most: usize) -> Result<Records> {
         self.next(most, true)
     }

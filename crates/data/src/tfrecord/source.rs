@@ -198,8 +198,8 @@ impl Sections for RecordSections {
     }
 }
 
-/// Parses records into elements. If one cannot be parsed, returns those before it, or all others if broken
-/// records are skipped.
+/// Parses records into elements. At a record that cannot be parsed, skips the record if broken records are skipped;
+/// otherwise stops with its error.
 fn made(features: Option<&Features>, mut records: Records, broken: &Broken) -> ParsedSection {
     let Some(features) = features else {
         return ParsedSection {
@@ -237,8 +237,8 @@ fn made(features: Option<&Features>, mut records: Records, broken: &Broken) -> P
     }
 }
 
-/// Returns the indices of the records that can be parsed, up to the first broken one that exceeds the limit of
-/// skipped records. Also returns the error of that one.
+/// Returns the indices of the records that can be parsed. Stops at a broken record that may not be skipped, and also
+/// returns its error.
 fn good(features: &Features, records: &Records, broken: &Broken) -> (Vec<usize>, Option<Error>) {
     let mut good = Vec::new();
     for index in 0..records.len() {

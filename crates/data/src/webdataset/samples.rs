@@ -60,7 +60,7 @@ pub struct Samples {
     broken: Broken,
     /// The key of a sample that is being skipped. It is kept because more files of that sample may follow.
     skipping: Option<Vec<u8>>,
-    /// The error that follows the sample that was returned last.
+    /// The error to return after the sample that was returned last.
     failed: Option<Error>,
 }
 
