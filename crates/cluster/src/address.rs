@@ -1,4 +1,4 @@
-//! The address on which a task listens.
+//! The address at which a task listens.
 
 use crate::error::ClusterError;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -34,7 +34,7 @@ pub enum Host {
 }
 
 impl Host {
-    /// Returns whether the host always refers to the local machine: it is a loopback address, or a name such as
+    /// Returns whether the host always refers to the machine that uses it: a loopback address, or a name such as
     /// `localhost`.
     pub fn is_loopback(&self) -> bool {
         match self {
@@ -49,8 +49,8 @@ impl Host {
         }
     }
 
-    /// Returns whether the host is an unspecified address, such as `0.0.0.0`. It represents all addresses of a machine,
-    /// and is valid for listening, but not for connecting.
+    /// Returns whether the host is an unspecified address, such as `0.0.0.0`, which means all addresses of a machine. A
+    /// process can listen at it, but none can connect to it.
     pub fn is_unspecified(&self) -> bool {
         matches!(self, Host::Ip(ip) if ip.to_canonical().is_unspecified())
     }

@@ -1,8 +1,8 @@
-//! The assignment of a limited number of places to connections. This module opens no socket and reads no clock.
+//! The assignment of a limited number of connections to their sources. This module opens no socket and reads no clock.
 //!
-//! Connections that have not authenticated yet are [`Guests`]. A new guest is always admitted; if necessary, another
-//! guest is evicted. Authenticated connections take a [seat](Seats), and keep it until they leave. Some seats are
-//! always left for other sources: one source never gets all of them, unless there is only one seat.
+//! Connections that have not authenticated yet are [`Guests`]. A new guest is always admitted; if there are too many,
+//! another guest is evicted. Authenticated connections take a [seat](Seats), and keep it until they leave. No source
+//! gets all seats, unless there is only one.
 
 // - INV-83: the oldest guest is closed, from the address with most of them, and a silent one never replaces one
 //   that sends. No task and no address gets all connections of a server, and the process may have as many sockets
@@ -13,8 +13,8 @@ use crate::Task;
 use core::cmp::Reverse;
 use core::net::{IpAddr, Ipv6Addr};
 
-/// The origin of a connection: an address and, if it is known, a task. An IPv6 address is reduced to its /64 network,
-/// because one machine may use all addresses of its network.
+/// The origin of a connection: its IP address and, if it is known, its task. An IPv6 address is reduced to its /64
+/// network, because one machine may use all addresses of its network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
     network: IpAddr,
@@ -40,7 +40,7 @@ impl Source {
 /// The progress of a guest towards authentication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
-    /// The guest has been asked to close the connection.
+    /// The guest was asked to close the connection.
     Leaving,
     /// The guest has not sent anything valid yet.
     Silent,
@@ -73,13 +73,15 @@ impl Guests {
         Self { max, next: 0, all: Vec::new() }
     }
 
-    /// Adds a guest, and returns its id. If there are now too many guests, one is evicted, and its id is returned as
-    /// well. A leaving guest is evicted first. If there is none, a silent guest is evicted if silent guests occupy more
-    /// than half of the places, and otherwise a guest that has begun to authenticate. Among these, the oldest guest of
-    /// the source with the most guests is evicted.
+    /// Adds a guest and returns its id. If there are now too many guests, one is evicted, and its id is returned as
+    /// well.
     ///
-    /// A source that occupies all places therefore loses them to other sources. However many silent guests arrive,
-    /// guests that are authenticating keep half of the places, so some of them have time to finish.
+    /// A leaving guest is evicted first. Without one, a silent guest is evicted if silent guests occupy more than half
+    /// of the places, and otherwise a guest that has begun to authenticate. Among these guests, the oldest one of the
+    /// source with the most guests is evicted.
+    ///
+    /// So a source that occupies all places loses them to other sources. However many silent guests arrive, guests that
+    /// are authenticating keep half of the places, and some of them have time to finish.
     pub fn enter(&mut self, source: Source) -> (GuestId, Option<GuestId>) {
         let id = GuestId(self.next);
         self.next += 1;
@@ -91,7 +93,7 @@ impl Guests {
         (id, to_evict)
     }
 
-    /// Returns the guest to evict in favor of `newcomer`, if there is one.
+    /// Returns the guest to evict so that `newcomer` can stay, if there is one.
     fn to_evict(&self, newcomer: GuestId) -> Option<GuestId> {
         let count = |stage| self.all.iter().filter(|guest| guest.stage == stage).count();
         let stage = if count(Stage::Leaving) > 0 {
@@ -152,10 +154,12 @@ impl Seats {
         Self { max, taken }
     }
 
-    /// Takes a seat for a connection from `source`. A task at an address gets a further seat only while it has fewer
-    /// seats than are left, so it gets at most half of them, rounded up. All tasks at an address together get a further
-    /// one only while they have fewer than three times the number of free seats. The last seat is never for an address
-    /// that has all others, so at least one seat remains for other addresses, unless there is only one.
+    /// Takes a seat for a connection from `source`.
+    ///
+    /// A source gets another seat only while it has fewer seats than are left, so it gets at most half of them, rounded
+    /// up. All sources at one address together get another seat only while they have fewer than three times the number
+    /// of seats that are left. An address that has all other seats never gets the last one, unless there is only one
+    /// seat.
     ///
     /// # Errors
     /// - [`Full::All`]: no seat is left.

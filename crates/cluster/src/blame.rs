@@ -1,4 +1,5 @@
-//! [`Blame`]: the members that prevented a call from completing. A pure function of the statuses of all members.
+//! [`Blame`]: the error of a collective call, and the members that caused it. It is a pure function of the statuses of
+//! all members.
 
 // - INV-5: enforced here. Tests: `cluster/src/blame.rs`, `collective/tests/team.rs`.
 
@@ -13,8 +14,8 @@ pub enum Fault {
     Mismatch,
     /// A member's closure returned while others were waiting for it in a call.
     Returned,
-    /// A member failed while others were waiting for it in a call, or while it executed the call for all members. The
-    /// cause is that member's error, not the members that were waiting.
+    /// A member failed while others were waiting for it in a call, or while it executed the call for all members. That
+    /// member's own error is the cause.
     Failed,
     /// A member did not make the call before the deadline.
     TimedOut,
@@ -39,8 +40,8 @@ pub struct Blame {
     pub culprits: Vec<usize>,
     /// The details of the fault.
     pub cause: Cause,
-    /// The workers to which the culprits belong: their ranks, with their tasks and addresses if these are known.
-    /// Not sent, because all workers of a world have the same list.
+    /// The workers to which the culprits belong, by rank, as far as their tasks and addresses are known. Not sent,
+    /// because all workers of a world have the same list.
     #[serde(skip)]
     pub processes: Vec<(usize, Process)>,
 }
@@ -113,8 +114,8 @@ pub enum Cause {
 }
 
 impl Blame {
-    /// Decides which members are to blame, from their statuses. Returns `None` if there is no fault so far, because no
-    /// member waits, or because all waiting members make equal calls and no member is gone.
+    /// Decides which members are to blame, from their statuses. Returns `None` if there is no fault so far: no member
+    /// waits, or all waiting members make equal calls and no member is gone.
     ///
     /// If members made different calls, the call that most members made is assumed to be correct. In a tie, all waiting
     /// members are to blame. If more members have returned than are waiting, the waiting ones are to blame, because
@@ -172,7 +173,7 @@ impl Blame {
         Some(Self { fault, step, culprits, cause, processes: Vec::new() })
     }
 
-    /// Blames the members that were still running, or whose data was still in transit, when the others' deadline
+    /// Blames the members that were still running, or whose data was still in transit, when the deadline of the others
     /// passed. `timeout` is the time that the others waited.
     pub fn timed_out(step: u64, statuses: &[ReplicaStatus], timeout: Duration) -> Self {
         let missing: Vec<_> =

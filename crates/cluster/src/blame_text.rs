@@ -1,4 +1,4 @@
-//! The text of a [`Blame`]: which member did what, and advice on how to fix it.
+//! The text of a [`Blame`]: what each member did, and how to fix it.
 
 use crate::blame::ids;
 use crate::{Blame, Callers, Cause, Fault, Operation, Presence, ReplicaStatus, locations};
@@ -98,7 +98,7 @@ fn caller_text(callers: &Callers) -> String {
     format!("{} {}", names(&callers.replicas, "called", "called"), callers.call)
 }
 
-/// Returns advice on what may be delaying the missing replicas.
+/// Returns advice on what may delay the missing replicas.
 fn advice_for(missing: &[ReplicaStatus]) -> &'static str {
     let sends = |status: &ReplicaStatus| matches!(status.presence, Presence::Sending { .. });
     match (missing.iter().any(sends), missing.iter().all(sends)) {
@@ -133,7 +133,7 @@ fn histories(who: &[ReplicaStatus]) -> String {
     }
 }
 
-/// Joins replicas and a verb in the right form: `replica 2 waits`, `replicas 0, 2 and 3 wait`.
+/// Joins the ids of replicas with the singular or plural form of a verb: `replica 2 waits`, `replicas 0, 2 and 3 wait`.
 fn names(who: &[usize], singular: &str, plural: &str) -> String {
     match who {
         [] => format!("no replica {singular}"),
@@ -142,7 +142,7 @@ fn names(who: &[usize], singular: &str, plural: &str) -> String {
     }
 }
 
-/// Joins the ids of replicas: `replica 2`, `replicas 0, 2 and 3`.
+/// Lists the ids of replicas: `replica 2`, `replicas 0, 2 and 3`.
 fn replicas(who: &[usize]) -> String {
     match who {
         [] => "no replica".into(),

@@ -1,8 +1,7 @@
 //! The decoding of received bytes, with a limit on the memory that the decoded values occupy.
 //!
-//! An element of a list may take one byte in a message and a hundred in memory. A [`Budget`] counts the memory of
-//! all lists and maps of a message, of any type, while the message is decoded. Decoding fails if they exceed the
-//! limit.
+//! An element of a list may take one byte in a message and a hundred in memory. While a message is decoded, a
+//! [`Budget`] counts the memory of all its lists and maps. Decoding fails if they exceed the limit.
 
 // - INV-28: a decoded message takes at most twice its length plus 16 MiB. Tests: `cluster/src/bounded.rs`,
 //   `net/src/wire/tests.rs`, `collective/src/group/frame.rs`, `coordinator/src/message.rs`,
@@ -14,8 +13,8 @@ use serde::de::{
 use std::cell::Cell;
 use std::fmt;
 
-/// The memory in bytes that a decoded message may take in addition to twice its length. It allows for short
-/// messages of many small parts.
+/// The memory in bytes that a decoded message may take in addition to twice its length. It allows for short messages
+/// with many small elements.
 const CONSTANT: usize = 16 << 20;
 
 /// The maximum length in bytes of a message that can be decoded without a budget. Decoded, such a message occupies at

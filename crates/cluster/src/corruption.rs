@@ -1,9 +1,9 @@
-//! Data that arrived different from what a worker has sent.
+//! Data that changed on its way between workers.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Data of a worker that another worker received with a different checksum. No part of it was used.
+/// Data that one worker has sent and another has received with a different checksum. No part of the data was used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Corruption {
     /// The rank of the worker that sent the data.

@@ -38,9 +38,11 @@ const SLICE: Duration = Duration::from_millis(100);
 /// A limit on the time that a wait may take.
 ///
 /// A wait is split into slices, and [`look`](Self::look) is called between them. If a slice takes much longer than
-/// planned, the entire process was probably suspended, by SIGSTOP or in a frozen container. No work was done in that
-/// time, so it is not counted. However, a waiting thread that gets no core looks the same. Half a slice is therefore
-/// always counted, and a deadline passes within `2 * timeout / slice + 1` looks, even if each of them is delayed.
+/// planned, the process was probably suspended, by SIGSTOP or in a frozen container. Other processes could not reach it
+/// then, so this time does not count.
+///
+/// A thread that waits for a core looks the same, however. Half a slice therefore always counts, so that a deadline
+/// passes within `2 * timeout / slice + 1` looks, even if each of them is delayed.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadline {
     at: Option<Instant>,
@@ -51,8 +53,8 @@ pub struct Deadline {
 }
 
 impl Deadline {
-    /// Creates a deadline that passes `timeout` from now. If that is beyond the range of the clock, the deadline
-    /// never passes.
+    /// Creates a deadline that passes `timeout` from now. If that is beyond the range of the clock, the deadline never
+    /// passes.
     pub fn after(timeout: Duration) -> Self {
         Self::from(Instant::now(), timeout)
     }
@@ -92,13 +94,13 @@ impl Deadline {
     }
 
     /// Returns the remaining time: zero after the deadline has passed, and [`Duration::MAX`] if it never passes. Time
-    /// for which the process was suspended before the last look is not counted.
+    /// for which the process was suspended before the last [`look`](Self::look) does not count.
     pub fn remaining(&self) -> Duration {
         self.at.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()))
     }
 
-    /// Returns whether the deadline has passed. Time for which the process was suspended before the last look is not
-    /// counted.
+    /// Returns whether the deadline has passed. Time for which the process was suspended before the last
+    /// [`look`](Self::look) does not count.
     pub fn has_passed(&self) -> bool {
         self.remaining().is_zero()
     }
@@ -136,8 +138,8 @@ pub fn processor_time() -> Option<Duration> {
     None
 }
 
-/// Rounds a duration for messages: to 0.1 s if it is at least ten seconds, otherwise to 1 ms. A duration of less than
-/// 1 ms is not rounded.
+/// Rounds a duration for messages: to 0.1 s if it is at least 10 s, and otherwise to 1 ms. A duration of less than 1 ms
+/// is not rounded.
 ///
 /// ```
 /// use distribute_cluster::rounded;
@@ -155,8 +157,8 @@ pub fn rounded(duration: Duration) -> Duration {
     Duration::from_micros(u64::try_from((micros + step / 2) / step * step).unwrap_or(u64::MAX))
 }
 
-/// Returns the wall-clock time since 1970 (the Unix epoch), for files and messages. The system may set the clock
-/// back, so no wait is measured with it.
+/// Returns the wall-clock time since 1970 (the Unix epoch), for files and messages. Do not measure waits with it,
+/// because the system may set the clock back.
 pub fn wall_clock() -> Duration {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }

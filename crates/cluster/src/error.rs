@@ -1,4 +1,4 @@
-//! Errors in clusters and in descriptions of clusters. The messages contain advice.
+//! Errors in clusters and their descriptions. Their messages contain advice.
 
 use crate::Malformed;
 use crate::http::HttpError;
@@ -20,7 +20,7 @@ pub enum ClusterError {
         origin: &'static str,
         /// The path of the value in the source, such as `task.index`.
         path: String,
-        /// The error itself.
+        /// The error of the value at this location.
         error: Box<ClusterError>,
     },
     /// A string is not a valid address.
@@ -52,7 +52,7 @@ pub enum ClusterError {
     Duplicate {
         /// The task that is listed twice.
         task: Task,
-        /// Both addresses.
+        /// Both addresses, for the message.
         addresses: String,
     },
     /// The index of a task is too large.
@@ -89,7 +89,7 @@ pub enum ClusterError {
         /// The number of its tasks.
         count: usize,
     },
-    /// The index of this process is not less than the number of tasks of its job.
+    /// The index of this process's task is not less than the number of tasks of its job.
     #[error("this task is {task}, but {job:?} has {}", tasks(indices), job = task.job.as_str())]
     NoSuchIndex {
         /// The task of this process.
@@ -125,7 +125,7 @@ pub enum ClusterError {
         /// Advice on how to fix it.
         remedy: &'static str,
     },
-    /// A task has a loopback address in a cluster of several hosts. Each host would take the address for its own.
+    /// A task has a loopback address in a cluster of several hosts. Every host would treat that address as its own.
     #[error(
         "{task} is at {address}, which means the local machine on every host, while {other} is on another \
          host; give the name or the address by which the others reach it"
@@ -170,7 +170,7 @@ pub enum ClusterError {
         /// Advice on how to set it.
         remedy: &'static str,
     },
-    /// The environment shows that this is one of several processes, but not how to reach the others. The process
+    /// Environment variables show that this is one of several processes, but not how to reach the others. This process
     /// would train alone.
     #[error("found {found} without {missing}: {remedy}")]
     HalfAnEnvironment {
@@ -218,11 +218,11 @@ pub enum ClusterError {
     Ports {
         /// The first port.
         port_base: u16,
-        /// The number of the host's tasks up to the first one without a port.
+        /// The number of the host's tasks, up to and including the first one without a port.
         tasks: usize,
     },
-    /// The scheduler placed a rank differently than the resolver assumes. Each pair is the index of a host, and
-    /// the index of a task on that host.
+    /// The scheduler placed a rank differently than the resolver assumes. Each position is the index of a host, and the
+    /// index of a task on that host.
     #[error(
         "rank {rank} should be task {} of host {}, but is task {} of host {}: have the scheduler fill one host after the \
          other (Slurm: --distribution=block; Open MPI: --map-by slot)",
@@ -231,9 +231,9 @@ pub enum ClusterError {
     Dealt {
         /// The rank that is placed differently.
         rank: usize,
-        /// The host and the index on it, if ranks fill one host after another.
+        /// The position if ranks fill one host after another.
         expected: (usize, usize),
-        /// The host and the index on it, according to the scheduler.
+        /// The position according to the scheduler.
         found: (usize, usize),
     },
     /// The tasks of a node need more GPUs than the node has.
@@ -250,7 +250,7 @@ pub enum ClusterError {
         /// The number of GPUs of the node.
         gpus: usize,
     },
-    /// An MPI launcher started ranks on several hosts, but does not pass on the names of the hosts.
+    /// An MPI launcher started ranks on several hosts, but does not provide the names of the hosts.
     #[error(
         "{size} ranks were started, {}but MPI does not report the hosts; give MpiOptions::hosts, or \
          TF_CONFIG",
@@ -262,7 +262,7 @@ pub enum ClusterError {
         /// The number of ranks on this host; `None` if it is not known.
         local: Option<usize>,
     },
-    /// A union was created without resolvers.
+    /// A union of resolvers was created without any resolver.
     #[error("a union needs at least one resolver")]
     NoResolver,
     /// A request to an API failed.

@@ -14,11 +14,11 @@ use std::sync::Arc;
 #[non_exhaustive]
 pub enum Operation {
     // Workers compare the discriminants, so append new variants at the end.
-    /// Every member contributes a value and receives the reduction of all values.
+    /// All members contribute a value and receive the reduction of all values.
     AllReduce,
-    /// Every member contributes a value and receives the concatenation of all values.
+    /// All members contribute a value and receive the concatenation of all values.
     AllGather,
-    /// A function runs once, with the arguments of all members.
+    /// A function runs once, with the arguments of all members (`merge_call`).
     MergeCall,
     /// Gradients are reduced and variables are updated.
     Minimize,
@@ -30,7 +30,7 @@ pub enum Operation {
     Barrier,
     /// The workers begin a step of the strategy's `run`.
     Run,
-    /// The values of all replicas are reduced by code that runs once for all of them.
+    /// The values of all replicas are reduced in a cross-replica context, by code that runs once for all of them.
     Reduce,
     /// The workers agree on whether there is data for another step.
     NextBatch,
@@ -42,7 +42,7 @@ pub enum Operation {
     Restore,
     /// The workers of a resumed training run agree on its position.
     Recover,
-    /// The values of all replicas are concatenated by code that runs once for all of them.
+    /// The values of all replicas are concatenated in a cross-replica context, by code that runs once for all of them.
     Gather,
     /// The copies of a variable are combined into the value that a read returns.
     ReadVariable,
@@ -89,15 +89,15 @@ impl From<&'static Location<'static>> for CallSite {
 }
 
 impl CallSite {
-    /// Returns the location to report for a call to `Iterator::next` at `at`. If `at` is in an adapter of the standard
-    /// library, such as `enumerate` or `zip`, this is `begun`, the location at which the user's loop begins.
+    /// Returns the location to report for a call of `Iterator::next` at `at`. If that is in the standard library, for
+    /// example in `enumerate` or `zip`, returns `begun`, the location at which the user's loop begins.
     pub fn or_begun(at: &'static Location<'static>, begun: &'static Location<'static>) -> Self {
         if is_of_std(at.file()) { begun.into() } else { at.into() }
     }
 }
 
-/// Returns whether a source file belongs to the standard library. Recognizes its path in the compiled library and
-/// in installed sources.
+/// Returns whether a source file belongs to the standard library, by its path in the compiled library or in installed
+/// sources.
 fn is_of_std(file: &str) -> bool {
     let file = file.replace('\\', "/");
     file.starts_with("/rustc/")
@@ -115,7 +115,8 @@ impl fmt::Display for CallSite {
 pub struct Fingerprint {
     /// The kind of call.
     pub operation: Operation,
-    /// The other properties that must be equal on all members: reduce operation, dtypes, shapes, structure.
+    /// The other properties that must be equal on all members, as text: the reduce operation, dtypes, shapes,
+    /// structure.
     pub detail: Arc<str>,
     /// The source location of the call. Not compared, because branches may make the same call at different
     /// locations.
@@ -125,8 +126,8 @@ pub struct Fingerprint {
 }
 
 impl Fingerprint {
-    /// Creates the fingerprint of a call. `detail` contains the properties that must be equal on all members;
-    /// `at` is the source location.
+    /// Creates the fingerprint of a call. `detail` contains the properties that must be equal on all members, and `at`
+    /// is the source location.
     pub fn new(operation: Operation, detail: impl Into<Arc<str>>, at: impl Into<CallSite>) -> Self {
         Self { operation, detail: detail.into(), at: at.into(), continues: false }
     }
@@ -141,16 +142,16 @@ impl Fingerprint {
         self.operation == other.operation && self.detail == other.detail
     }
 
-    /// Returns a hash of the fields that [`matches`](Self::matches) compares, for comparisons between processes. It is
-    /// the same in every process that runs the same program. Two different calls have the same hash with a probability
+    /// Returns a hash of the fields that [`matches`](Self::matches) compares, for comparisons between processes. All
+    /// processes of the same program compute the same hash. Two different calls have the same hash with a probability
     /// of 2⁻⁶⁴.
     pub fn digest(&self) -> u64 {
         fnv1a(std::iter::once(self.operation as u8).chain(self.detail.bytes()))
     }
 }
 
-/// Returns the FNV-1a hash of bytes. Unlike the standard library's hashes, it is the same in every process and
-/// version.
+/// Returns the FNV-1a hash of bytes. Unlike hashes of the standard library, it is the same in every process and with
+/// every version of Rust.
 pub fn fnv1a(bytes: impl IntoIterator<Item = u8>) -> u64 {
     bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)

@@ -1,4 +1,4 @@
-//! A bounded record of a worker's last calls. It reads no clock: the caller passes the time.
+//! A record of a worker's latest calls, for error messages. It reads no clock: the caller passes the time.
 
 use crate::Fingerprint;
 use std::fmt;
@@ -7,10 +7,8 @@ use std::time::Duration;
 /// The number of calls that a [`FlightRecorder`] keeps.
 pub const RECORDED_CALLS: usize = 32;
 
-/// A recorder of the last [`RECORDED_CALLS`] calls of a worker. Times are durations since an origin that the
-/// caller chooses.
-///
-/// Recording a call does not allocate.
+/// A recorder of the latest [`RECORDED_CALLS`] calls of a worker. Times are durations since an origin that the caller
+/// chooses. Recording a call does not allocate.
 #[derive(Clone, Debug)]
 pub struct FlightRecorder {
     /// A ring buffer: the call with ticket `n` is at index `n` modulo [`RECORDED_CALLS`].
@@ -28,11 +26,11 @@ struct Entry {
     number: u64,
     call: Fingerprint,
     began: Duration,
-    /// The time at which the call ended, and whether it completed; `None` while it is running.
+    /// The time at which the call or its latest part ended, and whether it completed; `None` while it is running.
     ended: Option<(Duration, bool)>,
 }
 
-/// A recorded call. It may have completed or failed, or may still be running.
+/// A recorded call, which has completed, has failed, or is still running.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordedCall {
     /// The number of the step. For a call between steps, it is the number of the previous step.
@@ -82,16 +80,16 @@ impl FlightRecorder {
         ticket
     }
 
-    /// Records that a call continues with another part. The call is considered to be running until that part ends. Has
-    /// no effect if the call has been replaced.
+    /// Records that a call continues with another part, and so is running again. Has no effect if a newer call has
+    /// replaced it.
     pub fn continue_call(&mut self, ticket: Ticket, part: Fingerprint) {
         if let Some(entry) = self.entry(ticket) {
             (entry.call, entry.ended) = (part, None);
         }
     }
 
-    /// Records that a call, or a part of it, has ended at `now`, and whether it completed. Has no effect if the
-    /// call has been replaced.
+    /// Records that a call or its latest part has ended at `now`, and whether it completed. Has no effect if a newer
+    /// call has replaced it.
     pub fn end(&mut self, now: Duration, ticket: Ticket, completed: bool) {
         if let Some(entry) = self.entry(ticket) {
             entry.ended = Some((now, completed));

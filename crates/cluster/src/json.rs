@@ -1,4 +1,4 @@
-//! JSON from other programs. It is parsed so that errors contain the path to the value.
+//! JSON from other programs. Errors contain the path to the value that is not as expected.
 
 use crate::address::Address;
 use crate::malformed::shown;
@@ -36,7 +36,7 @@ impl<'a> Json<'a> {
         self.value
     }
 
-    /// Returns `value`, which is under `key` in this object, with its path.
+    /// Returns `value`, found under `key` in this object, together with its path.
     fn under(&self, key: &str, value: &'a Value) -> Self {
         let plain = !key.is_empty() && key.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_/".contains(&b));
         let path = match (self.path.as_str(), plain) {
@@ -47,12 +47,13 @@ impl<'a> Json<'a> {
         Self { origin: self.origin, path, value }
     }
 
-    /// Returns an error with a description of what was expected instead of this value.
+    /// Returns an error that expects something other than this value. `expected` describes it.
     pub(crate) fn expected(&self, expected: impl Into<String>) -> Malformed {
         self.wrong(expected, shown(self.value))
     }
 
-    /// Returns an error with a description of what was expected here. `found` describes the actual value.
+    /// Returns an error that expects something else at this path. `expected` describes it, and `found` the actual
+    /// value.
     pub(crate) fn wrong(&self, expected: impl Into<String>, found: impl Into<String>) -> Malformed {
         Malformed {
             origin: self.origin.into(),
@@ -68,21 +69,20 @@ impl<'a> Json<'a> {
         self.value.as_object().ok_or_else(|| self.expected(expected))
     }
 
-    /// Returns the keys and values of an object. If it is not an object, returns an error in which `expected` describes
-    /// it.
+    /// Returns the keys and values of an object. `expected` describes it in the error if the value is not an object.
     pub(crate) fn entries(&self, expected: &str) -> Result<Vec<(&'a str, Self)>, Malformed> {
         let object = self.object(expected)?;
         Ok(object.iter().map(|(key, value)| (key.as_str(), self.under(key, value))).collect())
     }
 
-    /// Returns the value under `key` in an object; `None` if there is none. If it is not an object, returns an error in
-    /// which `expected` describes it.
+    /// Returns the value under `key` in an object, or `None` if the key is missing. `expected` describes the object in
+    /// the error if the value is not an object.
     pub(crate) fn get(&self, key: &str, expected: &str) -> Result<Option<Self>, Malformed> {
         let object = self.object(expected)?;
         Ok(object.get(key).map(|value| self.under(key, value)))
     }
 
-    /// Returns the elements of a list. If it is not a list, returns an error in which `expected` describes it.
+    /// Returns the elements of a list. `expected` describes it in the error if the value is not a list.
     pub(crate) fn items(&self, expected: &str) -> Result<Vec<Self>, Malformed> {
         let list = self.value.as_array().ok_or_else(|| self.expected(expected))?;
         let item = |(i, value)| Self { origin: self.origin, path: format!("{}[{i}]", self.path), value };

@@ -1,5 +1,6 @@
-//! Membership, deadlines and blame. Most modules use neither the clock, nor environment variables, nor the network.
-//! This crate starts no thread, and opens a socket only with the feature `gce` or `kubernetes`.
+//! Cluster membership, deadlines, and the decision which replicas caused an error. This crate starts no thread, and
+//! opens a socket only with the feature `gce` or `kubernetes`. Most modules use neither the clock, nor environment
+//! variables, nor the network.
 //!
 //! | module | contents |
 //! |---|---|
@@ -7,7 +8,7 @@
 //! | [`fingerprint`] | [`Fingerprint`]: the call that a member makes, and whether two members make the same one |
 //! | [`status`] | [`ReplicaStatus`]: the current state and the past calls of a member |
 //! | [`blame`], `blame_text` | [`Blame`]: the members that prevented a call from completing, and the text of that error |
-//! | `corruption` | [`Corruption`]: data that arrived different from what a worker has sent |
+//! | `corruption` | [`Corruption`]: data that changed on its way between workers |
 //! | [`flight_recorder`] | [`FlightRecorder`]: the last calls of a worker |
 //! | [`admission`] | [`Guests`](admission::Guests), [`Seats`](admission::Seats): the assignment of a limited number of places |
 //! | [`world`] | [`World`]: the numbers of workers and replicas, and the rank of this process |
@@ -22,7 +23,8 @@
 //! | `error`, `malformed`, `words` | [`ClusterError`]: an error in a cluster, and its location |
 //! | `json` | JSON values from other programs, with their paths |
 //!
-//! Members identify replicas by their global ids. Everything that members send to each other can be serialized.
+//! The *members* of a collective call are the replicas, identified by their global ids. Everything that members send to
+//! each other can be serialized.
 
 #![forbid(unsafe_code)]
 
@@ -68,7 +70,7 @@ pub use task::{MAX_TASK_INDEX, OtherJob, Task};
 pub use tf_config::{OwnTask, TF_CONFIG, TfConfig};
 pub use world::{ReplicaCount, World, WorldError};
 
-/// Items for the other crates of `distribute`. They are not part of the public interface and may change at any time.
+/// Items for other crates of this project. They are not part of the public interface and may change at any time.
 #[doc(hidden)]
 pub mod internal {
     pub use crate::resolver::port_blocks::first_port_in_shell;

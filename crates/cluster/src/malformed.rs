@@ -2,14 +2,14 @@
 
 use std::fmt;
 
-/// A value that is not as expected: its location, the expected value and the value found.
+/// An error: a value is not as expected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{origin}: {}expected {expected}, found {found}{}", At(path), Help(help))]
 pub struct Malformed {
     /// The source of the value, such as the name of an environment variable, or the URL of an API.
     pub origin: String,
-    /// The path to the value in its source, such as `cluster.worker[1]`. It is empty if the source as a whole is
-    /// malformed.
+    /// The path to the value in its source, such as `cluster.worker[1]`. It is empty if the source is malformed as a
+    /// whole.
     pub path: String,
     /// A description of the expected value.
     pub expected: String,
@@ -19,7 +19,7 @@ pub struct Malformed {
     pub help: &'static str,
 }
 
-/// The advice at the end of the message, formatted with a separator; nothing if it is empty.
+/// The advice at the end of a message, after a separator. If the advice is empty, so is the text.
 struct Help(&'static str);
 
 impl fmt::Display for Help {
@@ -31,7 +31,7 @@ impl fmt::Display for Help {
     }
 }
 
-/// A path, formatted with a colon; nothing if it is empty.
+/// A path, followed by a colon. If the path is empty, so is the text.
 struct At<'a>(&'a str);
 
 impl fmt::Display for At<'_> {

@@ -1,4 +1,4 @@
-//! The locations of the workers of a world, for error messages.
+//! The tasks and addresses of workers, for error messages.
 
 use crate::{Address, Task};
 use std::fmt;

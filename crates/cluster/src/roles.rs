@@ -1,4 +1,4 @@
-//! The roles of tasks in their cluster: counts, ranks, chief, leader.
+//! The roles of tasks in their cluster: the chief, the leaders, and the ranks of workers.
 
 use crate::address::Address;
 use crate::error::ClusterError;
@@ -42,8 +42,8 @@ impl ClusterSpec {
         Ok(())
     }
 
-    /// Returns whether a task does the work that only one task may do, such as writing checkpoints. This is the
-    /// chief, an evaluator, or worker 0 if there is no chief.
+    /// Returns whether `task` does the work that only one task may do, such as writing checkpoints. Such a task is the
+    /// chief, an evaluator, or worker 0 in a cluster without a chief.
     ///
     /// # Errors
     /// Returns the errors of [`validate`](Self::validate).
@@ -56,7 +56,8 @@ impl ClusterSpec {
         })
     }
 
-    /// Returns the number of tasks that work together: the chief and the workers, or 1 if `job` is the evaluator.
+    /// Returns the number of tasks that train together: the chief and the workers. Returns at least 1 for the
+    /// evaluator, which is alone.
     ///
     /// # Errors
     /// - The errors of [`validate`](Self::validate) for task 0 of the job.
@@ -70,7 +71,7 @@ impl ClusterSpec {
         }
     }
 
-    /// Returns the rank of a task among the tasks that work together: the chief has rank 0, and the workers follow. The
+    /// Returns the rank of a task among those that train together: the chief has rank 0, and the workers follow. The
     /// rank of an evaluator is its index.
     ///
     /// # Errors
@@ -102,8 +103,8 @@ impl ClusterSpec {
         })
     }
 
-    /// Returns the task with which all others register: parameter server 0 if there is one, otherwise the chief,
-    /// otherwise worker 0. Returns `None` if there is none of these.
+    /// Returns the task with which all others register: parameter server 0, or else the chief, or else worker 0.
+    /// Returns `None` if the cluster has none of these.
     pub fn coordination_leader(&self) -> Option<Task> {
         self.first_of(&[Job::Ps, Job::Chief, Job::Worker])
     }
@@ -135,8 +136,8 @@ impl ClusterSpec {
         self.world_with(task, ReplicaCount::PerWorker(replicas))
     }
 
-    /// Returns the world of the strategy of `task`, with a number of replicas of each worker, as
-    /// [`world`](Self::world) does, or of all workers together. An evaluator is alone.
+    /// Returns the world of the strategy of `task`. `replicas` is the number of replicas of each worker, as in
+    /// [`world`](Self::world), or of all workers together. An evaluator gets a world of one process.
     ///
     /// # Errors
     /// Returns the errors of [`world`](Self::world), and of [`World::logical`].
@@ -156,11 +157,9 @@ impl ClusterSpec {
         Ok(World::with_count(self.worker_count(&task.job)?, rank, replicas)?)
     }
 
-    /// Checks that the tasks can reach each other at their addresses. A loopback address, such as `localhost`, is
-    /// an error if another task is on another host. An unspecified address, such as `0.0.0.0`, is always an
-    /// error.
-    ///
-    /// If all addresses are loopback addresses, the cluster is assumed to be on one machine.
+    /// Checks that the tasks can reach each other at their addresses. An unspecified address, such as `0.0.0.0`, is
+    /// always an error. A loopback address, such as `localhost`, is an error if another task is on another host. If all
+    /// addresses are loopback addresses, the cluster is assumed to be on one machine.
     ///
     /// # Errors
     /// - [`ClusterError::AddressTwice`]: two tasks have the same address.
@@ -182,8 +181,8 @@ impl ClusterSpec {
         }
     }
 
-    /// Returns an error if two tasks have the same address. Port 0 may occur several times, because the system
-    /// chooses a different port for each task.
+    /// Returns an error if two tasks have the same address. Port 0 is exempt, because the system chooses a different
+    /// port for each task.
     fn check_addresses(&self) -> Result<(), ClusterError> {
         let mut seen = BTreeMap::new();
         for (task, at) in self.tasks().filter(|(_, at)| at.port() != 0) {

@@ -14,7 +14,7 @@ use std::str::FromStr;
 
 /// The description of a cluster: its jobs, and the addresses of the tasks of each job.
 ///
-/// The tasks of a job have indices from 0. The indices may have gaps, except for the workers of a strategy.
+/// The tasks of a job have indices from 0. The indices may have gaps, except those of a strategy's workers.
 ///
 /// The JSON form is the same as in `TF_CONFIG`: a list of addresses for a job without gaps, otherwise a map from
 /// indices to addresses.
@@ -142,7 +142,7 @@ impl ClusterSpec {
         })
     }
 
-    /// Returns the addresses of a job's tasks, ordered by index, with `None` for each gap.
+    /// Returns the addresses of a job's tasks by index, with `None` for each gap.
     ///
     /// # Errors
     /// Returns [`ClusterError::NoSuchJob`] if the cluster does not contain the job.

@@ -1,24 +1,25 @@
-//! [`ReplicaStatus`]: the current state of a member of a group, and the calls that it has completed.
+//! [`ReplicaStatus`]: the current state of a member of a collective call, and the number of calls that it has
+//! completed.
 
 use crate::Fingerprint;
 use serde::{Deserialize, Serialize};
 
-/// The current state of a member of a group.
+/// The current state of a member: whether it computes, waits, or is gone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Presence {
-    /// The member runs user code.
+    /// The member runs the user's code.
     Running,
     /// The member waits for the others in a call.
     Waiting(Fingerprint),
-    /// The member's data is in transit to the others, because its link is slow.
+    /// The member has made the call, but its data is still in transit to the others because its link is slow.
     Sending {
-        /// The number of bytes of a message that have arrived, and the length of the message; `None` if the call has
+        /// The number of bytes of a message that have arrived, and the length of the message; `None` if the message has
         /// arrived at some workers, but not at all of them.
         part: Option<(u64, u64)>,
     },
     /// The closure of the member has returned.
     Returned,
-    /// The closure of the member has failed or panicked, which is why the member is absent.
+    /// The closure of the member has failed or panicked.
     Failed,
 }
 
@@ -59,12 +60,12 @@ impl ReplicaStatus {
         !matches!(self.presence, Presence::Running | Presence::Sending { .. })
     }
 
-    /// Returns whether the closure of the member has returned, failed or panicked.
+    /// Returns whether the closure of the member has ended: it has returned, failed or panicked.
     pub fn is_gone(&self) -> bool {
         matches!(self.presence, Presence::Returned | Presence::Failed)
     }
 
-    /// Returns whether all members wait in equal calls. This is the common case, so the check does not allocate.
+    /// Returns whether all members wait in equal calls, without allocating, because this is the common case.
     pub fn all_agree(all: &[ReplicaStatus]) -> bool {
         let mut calls = all.iter().map(ReplicaStatus::call);
         match calls.next() {

@@ -5,8 +5,8 @@ use std::cmp::Ordering;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 
-/// The maximum index of a task in its job. It is limited because a list with gaps contains an entry for each gap, so a
-/// typo could exhaust memory.
+/// The maximum index of a task in its job. Lists of tasks contain an entry for each gap, so a typo in a larger index
+/// could exhaust the memory.
 pub const MAX_TASK_INDEX: usize = 65_535;
 
 /// A job: a named group of tasks with the same role.

@@ -1,4 +1,4 @@
-//! The environment variable `TF_CONFIG`.
+//! The contents of the environment variable `TF_CONFIG`.
 
 use crate::json::{self, Json};
 use crate::spec::ClusterSpec;
@@ -38,8 +38,8 @@ pub struct TfConfig {
     /// The protocol prefix of addresses, such as `grpc`; `None` means no prefix.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rpc_layer: Option<String>,
-    /// The address that `master()` returns for every task, instead of the task's own; `None` if there is no such
-    /// override.
+    /// The address that [`master`](crate::resolver::ClusterResolver::master) returns for every task; `None` means the
+    /// address of the task itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session_master: Option<String>,
 }
@@ -140,7 +140,7 @@ impl OwnTask {
     }
 }
 
-/// Adds the path in `TF_CONFIG` to an error that has one.
+/// Adds the path in `TF_CONFIG` to an error that concerns a value there.
 fn locate(error: ClusterError) -> ClusterError {
     let path = match &error {
         ClusterError::DisallowedJob { job } | ClusterError::Several { job, .. } => format!("cluster.{job}"),

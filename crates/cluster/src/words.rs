@@ -1,4 +1,4 @@
-//! Phrases about jobs, tasks and GPUs, for error messages.
+//! Phrases about jobs, tasks and GPUs in error messages.
 
 use crate::Job;
 
@@ -7,8 +7,8 @@ pub(crate) fn names(jobs: &[Job]) -> String {
     list(&jobs.iter().map(Job::as_str).collect::<Vec<_>>())
 }
 
-/// Lists tasks: `tasks 0 to 3`, `tasks 0, 2 and 5`, `no task`. Of a list with gaps, only the first eight tasks are
-/// named.
+/// Lists the indices of tasks: `tasks 0 to 3`, `tasks 0, 2 and 5`, `no task`. A list with gaps is shortened to its
+/// first eight tasks.
 pub(crate) fn tasks(indices: &[usize]) -> String {
     match indices {
         [] => "no task".into(),
@@ -24,7 +24,7 @@ pub(crate) fn tasks(indices: &[usize]) -> String {
     }
 }
 
-/// Formats the number of GPUs per task: `2 GPUs`. For 0, returns `a GPU`, the minimum that could not be provided.
+/// Formats the number of GPUs per task: `2 GPUs`. Returns `a GPU` for 0, because not even one could be provided.
 pub(crate) fn gpus_each(each: usize) -> String {
     match each {
         0 => "a GPU".into(),
@@ -38,7 +38,7 @@ pub(crate) fn here(local: &Option<usize>) -> String {
     local.map_or(String::new(), |local| format!("{local} of them here, "))
 }
 
-/// Returns a description of the missing part of a task: its job, its index, or both.
+/// Describes the missing part of a task: its job, its index, or both.
 pub(crate) fn missing(job: Option<&Job>, index: Option<usize>) -> &'static str {
     match (job, index) {
         (None, None) => "the task",

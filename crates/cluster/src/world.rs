@@ -3,12 +3,12 @@
 use std::fmt;
 use std::ops::Range;
 
-/// The number of workers of a training run, the replicas of each, and the rank of this process.
+/// The number of workers of a training run, the number of replicas, and the rank of this process.
 ///
-/// A world converts between local and global ids, and identifies the chief. Each worker has replicas with consecutive
-/// global ids, and those of worker 0 come first. In a world made by [`new`](Self::new) all workers have the same number
-/// of replicas. In a world of [logical replicas](Self::logical) the total is fixed, and the numbers of any two workers
-/// differ by at most one.
+/// A world converts between local and global ids of replicas, and identifies the chief. Each worker has replicas with
+/// consecutive global ids, beginning with worker 0. In a world made by [`new`](Self::new) all workers have the same
+/// number of replicas. In a world of [logical replicas](Self::logical) the total is fixed, and the numbers of any two
+/// workers differ by at most one.
 ///
 /// ```
 /// use distribute_cluster::World;
@@ -28,12 +28,13 @@ pub struct World {
     count: ReplicaCount,
 }
 
-/// The number of replicas that a job states, which does not change when workers come or go.
+/// The number of replicas as the job states it, for each worker or in total. It does not change when workers join or
+/// leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReplicaCount {
     /// The number of replicas of each worker.
     PerWorker(usize),
-    /// The number of [logical replicas](World::logical) of all workers together.
+    /// The total number of [logical replicas](World::logical) of all workers.
     Total(usize),
 }
 
@@ -136,7 +137,8 @@ impl World {
         Ok(Self { count: ReplicaCount::Total(replicas), ..world })
     }
 
-    /// Creates a world of `workers` workers with the given replicas. `worker` is the rank of this process.
+    /// Creates a world of `workers` workers with `count` replicas, in total or each. `worker` is the rank of this
+    /// process, from 0.
     ///
     /// # Errors
     /// Returns the errors of [`new`](Self::new) and [`logical`](Self::logical).
@@ -147,12 +149,12 @@ impl World {
         }
     }
 
-    /// Returns the number of replicas that the job states.
+    /// Returns the number of replicas as the job states it.
     pub fn count(&self) -> ReplicaCount {
         self.count
     }
 
-    /// Returns the number of logical replicas; `None` if the number of replicas of each worker is stated instead.
+    /// Returns the total number of logical replicas; `None` if the job states the number of replicas of each worker.
     pub fn logical_replicas(&self) -> Option<usize> {
         match self.count {
             ReplicaCount::PerWorker(_) => None,
@@ -223,7 +225,7 @@ impl World {
         (local < self.replicas()).then_some(local)
     }
 
-    /// Returns the rank of the worker to which a replica belongs. `global` is the global id of the replica.
+    /// Returns the rank of the worker to which the replica with this global id belongs.
     pub fn worker_of(&self, global: usize) -> usize {
         match self.count {
             ReplicaCount::PerWorker(replicas) => global / replicas,
@@ -239,7 +241,7 @@ impl World {
         self.workers > 1
     }
 
-    /// Returns whether this process is worker 0, which does the work that only one worker may do, such as writing
+    /// Returns whether this process has rank 0. This process does the work that only one worker may do, such as writing
     /// checkpoints and summaries.
     pub fn is_chief(&self) -> bool {
         self.worker == 0

@@ -1,5 +1,5 @@
-//! The HTTP client, and the reading of files with tokens. This is the only module of the crate that does I/O. It
-//! requires the feature `gce` or `kubernetes`.
+//! The HTTP client of resolvers, which also reads files with tokens. This is the only module of the crate that does
+//! I/O. It requires the feature `gce` or `kubernetes`.
 
 use super::{Http, HttpError, Request};
 use crate::deadline::DEFAULT_TIMEOUT;
@@ -7,11 +7,11 @@ use std::time::Duration;
 use ureq::Agent;
 use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
 
-/// The maximum size of a response in bytes. The description of a pod takes about 10 kB.
+/// The maximum size of a response in bytes. The description of one pod takes about 10 kB.
 const MAX: u64 = 64 << 20;
 
-/// A blocking HTTP client. One deadline applies to an entire request. The client follows no redirects, because headers
-/// may contain a token, and uses no proxy.
+/// A blocking HTTP client with one deadline for each entire request. It uses no proxy. It follows no redirects, because
+/// headers may contain a token.
 #[derive(Clone, Debug)]
 pub struct Client {
     agent: Agent,
@@ -24,14 +24,12 @@ impl Default for Client {
 }
 
 impl Client {
-    /// Creates a client that trusts the same certificate authorities as browsers. `timeout` applies to each
-    /// entire request.
+    /// Creates a client that trusts the same certificate authorities as browsers. `timeout` limits each entire request.
     pub fn new(timeout: Duration) -> Self {
         Self::with_roots(timeout, RootCerts::WebPki)
     }
 
-    /// Creates a client that trusts only the certificate authorities in `pem`. `timeout` applies to each entire
-    /// request.
+    /// Creates a client that trusts only the certificate authorities in `pem`. `timeout` limits each entire request.
     ///
     /// # Errors
     /// Returns a message if `pem` contains no certificate, or if a certificate cannot be parsed.

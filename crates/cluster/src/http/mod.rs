@@ -1,4 +1,4 @@
-//! HTTP for resolvers that call an API: each call sends one request and receives one response.
+//! HTTP for resolvers that call an API, one request at a time.
 
 #[cfg(any(feature = "gce", feature = "kubernetes"))]
 mod client;
@@ -28,7 +28,7 @@ impl fmt::Debug for Request<'_> {
     }
 }
 
-/// A sender of requests: `Client`, or a function in tests.
+/// A sender of HTTP requests: `Client`, or a test's function.
 pub trait Http {
     /// Sends a request, blocks until the response arrives, and returns its body.
     ///

@@ -1,4 +1,4 @@
-//! The settings that a script passes to the ranks that it starts: the tasks of each job, and the first port.
+//! The settings that a launch script passes to its ranks: the tasks of each job, and the first port.
 
 use super::port_blocks::first_port;
 use crate::environment::{Environment, number, unexpected};
@@ -12,7 +12,7 @@ const TASKS: &str = "DISTRIBUTE_TASKS";
 /// The environment variable with the port of the first task on each host.
 const PORT_BASE: &str = "DISTRIBUTE_PORT_BASE";
 
-/// The default of the first port outside Slurm. TensorFlow has the same default.
+/// The default first port outside Slurm, which is also TensorFlow's.
 const DEFAULT_PORT: usize = 8888;
 
 /// Returns the number of tasks of each job in `DISTRIBUTE_TASKS`. Without it, all `ranks` are workers.
@@ -50,8 +50,8 @@ pub(super) fn port_base(environment: &dyn Environment) -> Result<u16, ClusterErr
     u16::try_from(port).map_err(|_| unexpected(PORT_BASE, "a port, at most 65535", &port.to_string()))
 }
 
-/// Parses the list of names and numbers in a variable, such as `a:2,b:1`; `None` if the variable is not set. If it has
-/// a different form, returns [`ClusterError::Malformed`], in which `expected` describes the value.
+/// Parses a variable that lists names and numbers, such as `a:2,b:1`; `None` if the variable is not set. If it has a
+/// different form, returns [`ClusterError::Malformed`], in which `expected` describes the value.
 pub(super) fn counts(
     environment: &dyn Environment,
     name: &str,

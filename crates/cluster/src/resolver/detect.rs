@@ -5,11 +5,11 @@ use crate::environment::{Environment, number};
 use crate::tf_config::{TF_CONFIG, TfConfig};
 use std::fmt;
 
-/// A scheduler that describes a cluster in the environment of this process.
+/// A scheduler that describes its cluster in environment variables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Scheduler {
-    /// The variable `TF_CONFIG`, which contains several tasks or cannot be parsed.
+    /// The launcher that set the variable `TF_CONFIG`, which contains several tasks or cannot be parsed.
     TfConfig,
     /// An MPI launcher that started several ranks.
     Mpi,
@@ -21,8 +21,8 @@ pub enum Scheduler {
 
 /// Returns the scheduler that started this process as one of several; `None` if no known scheduler did.
 ///
-/// Call this in a program that is about to train without a cluster: `Some` means that every process would train a
-/// model of its own.
+/// Call this in a program that is about to train without a cluster. `Some` means that it would train a separate model
+/// in every process.
 ///
 /// ```
 /// use distribute_cluster::resolver::{Scheduler, detect};
@@ -50,9 +50,8 @@ pub fn detect(environment: &dyn Environment) -> Option<Scheduler> {
     hosts.filter(|hosts| hosts.len() > 1).map(|_| Scheduler::SageMaker)
 }
 
-/// Returns the number of tasks of a Slurm job if its batch script started this process without `srun`. The
-/// process is then alone. Returns `None` if the job has one task, if `srun` started this process, or outside
-/// Slurm.
+/// Returns the number of tasks of a Slurm job whose batch script started this process without `srun`, so that only one
+/// process runs. Returns `None` if the job has one task, if `srun` started this process, or outside Slurm.
 ///
 /// ```
 /// use distribute_cluster::resolver::tasks_without_srun;

@@ -1,4 +1,4 @@
-//! The choice of the resolver for the scheduler that started this process.
+//! The choice of a resolver by the scheduler that started this process.
 
 use super::ClusterResolver;
 use super::detect::{Scheduler, detect};

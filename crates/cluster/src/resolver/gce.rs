@@ -93,8 +93,8 @@ impl GceClusterResolver {
         Self::with_http(options, &client, &crate::environment::ProcessEnvironment)
     }
 
-    /// Finds the instances of a group like `new`, but sends requests with `http`: a `http::Client` (feature `gce`), or
-    /// a custom one. If `environment` contains `GCE_METADATA_HOST`, this is the host of the metadata server.
+    /// Equivalent to `new`, except that `http` sends the requests: a `http::Client` (feature `gce`), or a custom one.
+    /// The metadata server's host is `GCE_METADATA_HOST` in `environment`, if it is set.
     ///
     /// # Errors
     /// Returns the errors of `new`.
@@ -144,7 +144,7 @@ impl GceClusterResolver {
     }
 }
 
-/// A connection to the metadata server of this instance.
+/// Access to the metadata server of this instance.
 struct Metadata<'a> {
     base: String,
     http: &'a dyn Http,
@@ -175,7 +175,7 @@ impl Metadata<'_> {
     }
 }
 
-/// A connection to the Compute Engine API for the instances of one zone.
+/// Access to the Compute Engine API for the instances of one zone.
 struct Api<'a> {
     base: String,
     authorization: String,
@@ -183,7 +183,8 @@ struct Api<'a> {
 }
 
 impl Api<'_> {
-    /// Sends a request, and parses the response as JSON. Without `body`, it is a GET request.
+    /// Sends a request and parses the response as JSON. It is a POST request if `body` is given, and otherwise a GET
+    /// request.
     ///
     /// # Errors
     /// - [`ClusterError::Forbidden`]: the API does not allow the request.

@@ -3,14 +3,15 @@
 use crate::environment::unexpected;
 use crate::error::ClusterError;
 
-/// The maximum number of hosts. A larger number is rejected as a typo, so that a few characters cannot exhaust memory.
+/// The maximum number of hosts, so that a typo of a few characters cannot exhaust the memory.
 const MAX: usize = 65_536;
 
-/// The origins in errors. The resolver replaces them with the name of the variable that contains the text.
+/// The origins that errors show until the resolver replaces them with the name of the variable that contains the text.
 const HOSTS: &str = "host list";
 const TASKS: &str = "tasks per node";
 
-/// Expands a host list, keeping its order: `n1,t[2-4,7],x[08-10]` becomes n1, t2, t3, t4, t7, x08, x09, x10.
+/// Expands Slurm's short form of a host list, keeping its order: `n1,t[2-4,7],x[08-10]` becomes n1, t2, t3, t4, t7,
+/// x08, x09, x10.
 ///
 /// ```
 /// use distribute_cluster::resolver::expand_hostlist;
@@ -77,7 +78,7 @@ fn digits(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())
 }
 
-/// Expands a list of task counts per node: `3(x2),1` becomes 3, 3, 1.
+/// Expands Slurm's short form of task counts per node: `3(x2),1` becomes 3, 3, 1.
 ///
 /// ```
 /// use distribute_cluster::resolver::expand_tasks_per_node;

@@ -20,7 +20,7 @@ pub struct KubernetesOptions {
     /// The namespace of the pods. If it is `None`, all namespaces are searched, which requires a cluster role.
     pub namespace: Option<String>,
     /// The name of this process's pod. If it is `None`, the name comes from the variable `POD_NAME` or, if that is not
-    /// set, `HOSTNAME`. If no pod of the cluster has this name, the task of this process is not known.
+    /// set, `HOSTNAME`. If no pod of the cluster has this name, the resolver has no task for this process.
     pub pod: Option<String>,
     /// Values that replace those of the resolver. The protocol is `grpc` by default.
     pub overrides: Overrides,
@@ -56,8 +56,8 @@ impl std::fmt::Debug for KubernetesAccess {
 /// A resolver for a cluster whose tasks are Kubernetes pods. The pods are found by their labels when the resolver is
 /// created, and must all be running by then.
 ///
-/// The tasks of a job are its pods, in the order of their names. The address of a task is the IP address of its
-/// pod. If the pod uses the host's network or maps the port to the host, it is the IP address of the host.
+/// The tasks of a job are its pods, in the order of their names. The address of a task is the IP address of its pod.
+/// The host's IP address is used instead if the pod uses the host's network or maps the port to the host.
 ///
 /// If an operator such as Kubeflow's sets `TF_CONFIG`, prefer
 /// [`TfConfigClusterResolver`](super::TfConfigClusterResolver). It needs no access rights, and pods need not be
@@ -105,8 +105,8 @@ impl KubernetesClusterResolver {
     }
 
     /// Finds the tasks through the Kubernetes API at `access`. `http` sends the requests: a `http::Client` (feature
-    /// `kubernetes`), or a custom one. If `options` do not name this process's pod, `environment` is asked for
-    /// `POD_NAME`, then for `HOSTNAME`.
+    /// `kubernetes`), or a custom one. If `options` do not name this process's pod, the name comes from `POD_NAME` or
+    /// else `HOSTNAME` in `environment`.
     ///
     /// # Errors
     /// - [`ClusterError::Http`], [`ClusterError::Forbidden`]: a request failed, or the API denies access.
@@ -149,7 +149,7 @@ impl KubernetesClusterResolver {
     }
 }
 
-/// The relevant properties of a pod.
+/// The properties of a pod that determine the address of its task.
 #[derive(Debug)]
 struct Pod {
     phase: String,

@@ -1,4 +1,4 @@
-//! The layout of ranks over hosts, for schedulers that number processes.
+//! The layout of ranks over hosts, for schedulers that give each process a rank.
 
 use crate::address::{Address, Host};
 use crate::error::ClusterError;
@@ -6,8 +6,8 @@ use crate::spec::ClusterSpec;
 use crate::task::{Job, Task};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A layout of ranks over hosts. It fills one host after another with the host's number of tasks. Jobs take
-/// consecutive ranks, in the order of their names.
+/// A layout of ranks over hosts. Each host gets its number of consecutive ranks, and so does each job, in the order of
+/// the jobs' names.
 pub(super) struct Layout<'a> {
     /// The hosts in order, with the number of tasks on each.
     pub hosts: &'a [(String, usize)],
@@ -22,7 +22,7 @@ pub(super) struct Layout<'a> {
 pub(super) struct Placed {
     pub spec: ClusterSpec,
     pub task: Task,
-    /// The index of the host.
+    /// The index of the host of the rank.
     pub node: usize,
     /// The index of the task among the tasks on this host.
     pub local: usize,
@@ -77,9 +77,8 @@ impl Layout<'_> {
 }
 
 impl Placed {
-    /// Checks the position of `rank` against the scheduler's values: `node` is the index of the host, and `local` is
-    /// the index of the task on this host. A value of `None` is not checked. If the scheduler distributed ranks in
-    /// another way, tasks would connect to the wrong processes.
+    /// Checks that the scheduler put `rank` on host `node`, as task `local` of that host. A value of `None` is not
+    /// checked. With another distribution of ranks, tasks would connect to the wrong processes.
     ///
     /// # Errors
     /// Returns [`ClusterError::Dealt`] if a value differs.

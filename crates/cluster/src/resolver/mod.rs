@@ -14,10 +14,10 @@
 //! | a program that knows its cluster | [`SimpleClusterResolver`] |
 //! | several of these | [`UnionResolver`] |
 //!
-//! [`from_env`] chooses the resolver for the scheduler that started this process (`detect`, `environment`).
-//! `layout` maps ranks to hosts, for schedulers that number processes, and `by_rank` reads what their scripts set.
-//! `hostlist` parses Slurm's short forms.
-//! Only a client of [`http`](crate::http) does I/O.
+//! [`from_env`] chooses the resolver for the scheduler that started this process (modules `detect` and `environment`).
+//! `layout` assigns ranks to hosts, for schedulers that give each process a rank. `by_rank` reads the settings that
+//! launch scripts set for it, and `hostlist` parses Slurm's short forms. Only a client of [`http`](crate::http) does
+//! I/O.
 
 mod by_rank;
 mod detect;
@@ -68,10 +68,10 @@ use crate::world::World;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// The number of accelerators of each kind, such as `GPU`.
+/// The number of accelerators by kind, such as `GPU`.
 pub type Accelerators = BTreeMap<String, usize>;
 
-/// A resolver, which finds the cluster that this process is part of, and the task of this process in the cluster.
+/// A resolver, which finds the cluster of this process, and the process's task in it.
 #[doc(alias = "tf.distribute.cluster_resolver.ClusterResolver")]
 pub trait ClusterResolver: Send + Sync {
     /// Returns the tasks of the cluster. The result is empty if there is no cluster.
@@ -103,8 +103,8 @@ pub trait ClusterResolver: Send + Sync {
     }
 
     /// Returns the address of a task with a protocol prefix, such as `grpc://10.0.0.7:2222`. If `task` is `None`, the
-    /// task of this process is used; if that is not known, the result is empty. If `rpc_layer` is `None` or empty, the
-    /// resolver's prefix is used.
+    /// task is that of this process; if that is not known, the result is empty. If `rpc_layer` is `None` or empty, the
+    /// resolver's prefix applies.
     ///
     /// # Errors
     /// - The errors of [`cluster_spec`](Self::cluster_spec).
@@ -163,16 +163,16 @@ pub trait ClusterResolver: Send + Sync {
     }
 }
 
-/// Values from the program that replace those of a resolver. A field that is `None` does not replace anything.
+/// Values that replace those of a resolver. `None` replaces nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overrides {
-    /// The job of this process.
+    /// The job of this process's task.
     pub task_type: Option<Job>,
     /// The index of this process in its job.
     pub task_id: Option<usize>,
     /// The protocol prefix of addresses.
     pub rpc_layer: Option<String>,
-    /// The name of the environment.
+    /// The name of the environment in which the cluster runs.
     pub environment: Option<String>,
 }
 

@@ -12,9 +12,8 @@ use std::collections::BTreeMap;
 /// The options of an [`MpiClusterResolver`], which determine the hosts, jobs and ports of the ranks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MpiOptions {
-    /// The hosts in the order of their ranks, with the number of ranks on each. If ranks are on several hosts, this is
-    /// required unless `DISTRIBUTE_HOSTS` or Slurm lists the hosts, because an MPI launcher passes on ranks, but no
-    /// hosts.
+    /// The hosts in the order of their ranks, with the number of ranks on each. This is required if ranks are on
+    /// several hosts, unless `DISTRIBUTE_HOSTS` or Slurm lists the hosts, because an MPI launcher provides only ranks.
     pub hosts: Option<Vec<(String, usize)>>,
     /// The number of tasks of each job. If it is `None`, it comes from `DISTRIBUTE_TASKS`, such as
     /// `chief:1,ps:1,worker:2`, which `distribute launch --print mpi` sets. Without it, all ranks are workers.
@@ -38,13 +37,13 @@ pub struct MpiOptions {
 /// | MVAPICH2 | `MV2_COMM_WORLD_RANK`, `…_SIZE` | `MV2_COMM_WORLD_LOCAL_RANK`, `…_LOCAL_SIZE` |
 /// | PMIx (PRRTE, `srun --mpi=pmix`) | `PMIX_RANK`; the size from Slurm | `SLURM_LOCALID` |
 ///
-/// The launcher does not pass on the locations of the other ranks. The hosts come from the first of these sources
-/// that is present:
+/// The launcher does not provide the locations of the other ranks. The hosts come from the first of these sources that
+/// is present:
 ///
 /// - [`MpiOptions::hosts`];
 /// - the variable `DISTRIBUTE_HOSTS`, such as `a:2,b:1` for two ranks on a and one on b, which
 ///   `distribute launch --print mpi` sets;
-/// - `127.0.0.1`, if all ranks are on this host according to the launcher, also inside Slurm. Only processes on this
+/// - `127.0.0.1`, if all ranks are on this host according to the launcher, even inside Slurm. Only processes on this
 ///   host can then connect to the ranks;
 /// - Slurm, inside a Slurm job step with one task for each rank.
 ///
@@ -114,8 +113,8 @@ fn hosts(environment: &dyn Environment) -> Result<Option<Vec<(String, usize)>>, 
     counts(environment, HOSTS, "hosts and numbers of ranks, such as \"a:2,b:1\"")
 }
 
-/// Finds a launcher that passed only one of rank and size. Returns the name of the variable that is set, and of the one
-/// that is missing; `None` if there is no such launcher.
+/// Finds a launcher that set only one of rank and size. Returns the names of the set and of the missing variable;
+/// `None` if there is no such launcher.
 pub(super) fn incomplete(environment: &dyn Environment) -> Option<(&'static str, &'static str)> {
     let is_set = |name: &str| environment.get(name).is_some();
     // The size next to PMIX_RANK belongs to Slurm, and may be present without the rank.

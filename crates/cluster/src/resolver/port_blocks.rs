@@ -1,5 +1,5 @@
-//! The blocks of ports from which jobs choose theirs by a number, so that different jobs on a host usually use
-//! different ports.
+//! The blocks of ports from which a job selects one by its number. Different jobs on a host thus usually use different
+//! ports.
 
 /// The first port of the first block. All blocks are below the ports that Linux assigns to clients.
 const FIRST: u16 = 10_000;
@@ -10,13 +10,13 @@ const BLOCK: u16 = 64;
 /// The number of blocks.
 const BLOCKS: u16 = 350;
 
-/// Returns the first port of the block for the number of a job.
+/// Returns the first port of the block for a job with this number.
 pub fn first_port(job: usize) -> u16 {
     // The remainder is less than `BLOCKS`.
     FIRST + (job % usize::from(BLOCKS)) as u16 * BLOCK
 }
 
-/// Returns `first_port` as an expression for the shell. `job` is the number of the job, as the shell reads it in
+/// Returns `first_port` as an expression for the shell. `job` is the number of the job in the syntax of shell
 /// arithmetic: `$$`, or the name of a variable.
 pub fn first_port_in_shell(job: &str) -> String {
     format!("$(({FIRST} + {job} % {BLOCKS} * {BLOCK}))")

@@ -1,11 +1,11 @@
-//! A cluster that the program provides.
+//! A resolver for a cluster that the program provides.
 
 use super::{Accelerators, ClusterResolver, Overrides, master_url};
 use crate::error::ClusterError;
 use crate::spec::ClusterSpec;
 use crate::task::{Job, Task};
 
-/// A resolver for a program that knows its cluster.
+/// A resolver that returns a cluster provided by the program.
 ///
 /// ```
 /// use distribute_cluster::{ClusterSpec, Job, resolver::{ClusterResolver, SimpleClusterResolver}};
@@ -35,7 +35,7 @@ impl SimpleClusterResolver {
         self
     }
 
-    /// Sets the known properties of this process. The job or the index of its task may be missing.
+    /// Sets properties of this process. The job or the index of its task may be missing.
     pub fn with_overrides(mut self, own: Overrides) -> Self {
         self.own = own;
         self

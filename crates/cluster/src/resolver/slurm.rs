@@ -13,8 +13,8 @@ use std::collections::BTreeMap;
 /// The options of a [`SlurmClusterResolver`], which determine the jobs, ports and GPUs of the tasks of a job step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlurmOptions {
-    /// The number of tasks of each job. If it is `None`, it comes from `DISTRIBUTE_TASKS`, such as
-    /// `chief:1,ps:1,worker:2`, which `distribute launch --print slurm` sets. Without it, all tasks are workers.
+    /// The number of tasks of each job. If it is `None`, it comes from `DISTRIBUTE_TASKS`, which `distribute launch
+    /// --print slurm` sets to a value such as `chief:1,ps:1,worker:2`. Without that variable, all tasks are workers.
     pub jobs: Option<BTreeMap<Job, usize>>,
     /// The port of the first task on each node. Further tasks on the node have the next ports. If it is `None`, it
     /// comes from `DISTRIBUTE_PORT_BASE` or from the number of the Slurm job, so that jobs on one node have different
@@ -26,7 +26,7 @@ pub struct SlurmOptions {
     /// The number of GPUs of each task. If it is `None`, it is the number of GPUs of a node, divided by the largest
     /// number of tasks on a node and rounded down.
     pub gpus_per_task: Option<usize>,
-    /// The number of tasks on each node; `None` means that it is the same as in the step.
+    /// The number of tasks on each node; `None` means the number in the job step.
     pub tasks_per_node: Option<TasksPerNode>,
     /// The protocol prefix of addresses, such as `grpc`.
     pub rpc_layer: Option<String>,
@@ -54,18 +54,18 @@ impl Default for SlurmOptions {
     }
 }
 
-/// A resolver for a Slurm job step, that is, for a program started by `srun`.
+/// A resolver for a program that `srun` started as a Slurm job step.
 ///
-/// A strategy that finds its cluster in the environment uses this resolver without further code. The launcher prints
-/// the script of the job, with `srun` and the secret of its tasks:
+/// Strategies that find their cluster in the environment use this resolver automatically. `distribute launch` prints a
+/// job script that calls `srun` and passes the tasks their secret:
 ///
 /// ```sh
 /// distribute launch --workers 4 --print slurm -- ./train > train.sbatch
 /// sbatch train.sbatch
 /// ```
 ///
-/// Ranks fill one node after another, in Slurm's order of the nodes. Jobs take consecutive ranks, in the order of
-/// their names. The result is checked against Slurm's values for this process (`SLURM_NODEID`, `SLURM_LOCALID`).
+/// Ranks fill one node after another, in Slurm's order of the nodes. Jobs take consecutive ranks, in the order of their
+/// names. The position of this process is compared with Slurm's values (`SLURM_NODEID`, `SLURM_LOCALID`).
 ///
 /// ```
 /// use distribute_cluster::resolver::{ClusterResolver, SlurmClusterResolver, SlurmOptions};
@@ -160,8 +160,8 @@ impl SlurmClusterResolver {
         })
     }
 
-    /// Returns the GPUs of this task, as a value for `CUDA_VISIBLE_DEVICES`; `None` if it has no GPU. The
-    /// resolver does not set the variable, because that is safe only before any thread starts.
+    /// Returns the GPUs of this task as a value for `CUDA_VISIBLE_DEVICES`; `None` if it has no GPU. The resolver does
+    /// not set the variable itself, because that is safe only before any other thread starts.
     pub fn visible_devices(&self) -> Option<&str> {
         self.visible_devices.as_deref()
     }
@@ -203,8 +203,8 @@ fn of_variable(error: ClusterError, variable: &str) -> ClusterError {
     }
 }
 
-/// Returns the GPUs that `CUDA_VISIBLE_DEVICES` allows this process to use; `None` if it is not set, so that all
-/// are allowed.
+/// Returns the GPUs that `CUDA_VISIBLE_DEVICES` allows this process to use; `None`, for all GPUs, if the variable is
+/// not set.
 fn visible(environment: &dyn Environment) -> Option<Vec<String>> {
     let text = environment.get("CUDA_VISIBLE_DEVICES")?;
     let devices = text.split(',').map(str::trim);

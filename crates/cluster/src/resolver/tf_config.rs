@@ -10,10 +10,9 @@ use crate::tf_config::{TF_CONFIG, TfConfig};
 
 /// A resolver for the environment variable `TF_CONFIG`, which `distribute launch`, Kubeflow and Vertex AI set.
 ///
-/// The variable is read once and parsed completely. If it is not set, there is no cluster. If it is not set although
-/// Slurm, MPI or SageMaker started this process as one of several, [`membership`](ClusterResolver::membership) returns
-/// an error, because each process would train alone. [`from_env`](super::from_env) also reads the variables of these
-/// schedulers.
+/// The variable is read once and parsed completely. If it is not set, there is no cluster. However, if Slurm, MPI or
+/// SageMaker then started this process as one of several, [`membership`](ClusterResolver::membership) returns an error,
+/// because each process would train alone. [`from_env`](super::from_env) also reads the variables of these schedulers.
 ///
 /// ```
 /// use distribute_cluster::resolver::{ClusterResolver, TfConfigClusterResolver};
@@ -27,11 +26,11 @@ use crate::tf_config::{TF_CONFIG, TfConfig};
 #[doc(alias = "TF_CONFIG")]
 #[derive(Clone, Debug, Default)]
 pub struct TfConfigClusterResolver {
-    /// The configuration, after applying the program's overrides.
+    /// The configuration, in which overrides have replaced values.
     config: TfConfig,
     environment: Option<String>,
     accelerators: Accelerators,
-    /// The scheduler that started this process as one of several, without `TF_CONFIG`.
+    /// The scheduler that started this process as one of several although `TF_CONFIG` is not set, if there is one.
     scheduler: Option<Scheduler>,
 }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 ///
 /// The tasks of a job are renumbered in the order of the resolvers. If the job's indices have gaps in one of the
 /// clusters, its tasks keep their indices instead, which must then be distinct. All other values come from the
-/// overrides or, if these do not contain a value, from the first resolver.
+/// overrides or, where these are `None`, from the first resolver.
 #[doc(alias = "tf.distribute.cluster_resolver.UnionResolver")]
 #[derive(Clone)]
 pub struct UnionResolver {
@@ -85,11 +85,11 @@ impl ClusterResolver for UnionResolver {
     }
 }
 
-/// Combines the tasks of several clusters. If the indices of a job have no gaps in any cluster, its tasks are numbered
-/// again, in the order of the clusters. Otherwise the tasks keep their indices.
+/// Combines the tasks of several clusters. The tasks of a job are renumbered in the order of the clusters, unless the
+/// job's indices have gaps in one of them.
 ///
 /// # Errors
-/// - [`ClusterError::Duplicate`]: two clusters have a task with the same index, which is kept.
+/// - [`ClusterError::Duplicate`]: two clusters have a task with the same index, and the indices are not renumbered.
 /// - [`ClusterError::TooLarge`]: a job has too many tasks.
 fn union(specs: &[ClusterSpec]) -> Result<ClusterSpec, ClusterError> {
     let mut union = ClusterSpec::new();
