@@ -19,8 +19,8 @@ enum State<V> {
     Dirty,
 }
 
-/// The states of the copies of a value, or of parts of the copies. A fresh copy holds version `V` of the value. The
-/// states are locked while a copy is read or written, so a state always describes the contents of its copy.
+/// The states of the copies of a value. A fresh copy holds version `V` of the value. The states are locked while a copy
+/// is read or written, so a state always describes the contents of its copy.
 #[derive(Debug)]
 pub struct Coherent<V>(Mutex<Vec<State<V>>>);
 
@@ -80,11 +80,13 @@ impl<V: Copy + PartialEq> Coherent<V> {
         write()
     }
 
-    /// Makes the value fresh. Call this before the value itself is read or written. If there are dirty copies, calls
-    /// `back` with the index of one of them; `back` must write that copy to the value. All dirty copies then become
-    /// fresh, and hold the current version of the value, which `version` returns.
+    /// Makes the value fresh. Call this before the value itself is read or written.
+    ///
+    /// If there are dirty copies, calls `back` with the index of one of them; `back` must write that copy to the value.
+    /// All dirty copies then become fresh, and hold the current version of the value, which `version` returns.
     ///
     /// # Errors
+    ///
     /// Returns the error of `back`; the copies then remain dirty.
     pub fn read(&self, version: impl FnOnce() -> V, back: impl FnOnce(usize) -> Result<()>) -> Result<()> {
         let mut states = self.lock();

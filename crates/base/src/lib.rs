@@ -40,7 +40,7 @@ pub use variable_kinds::{VariableAggregation, VariableSynchronization};
 /// Items for the other crates of `distribute`. They are not part of the public interface and may change at any time.
 #[doc(hidden)]
 pub mod internal {
-    /// The name of the span for a `run`.
+    /// The name of the tracing span for a `run`.
     pub const STEP: &str = "step";
     pub use crate::coherent::Coherent;
     pub use crate::device::{DeviceCopies, MarkWritten, is_native, put};

@@ -73,13 +73,12 @@ pub fn operand<'a, T: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> Re
 
 /// A float type whose values can be reduced, updated and stored in tensors.
 pub trait Number: Float + Scale + Element + WithDType + bytemuck::Pod {
-    /// Returns the nearest value. It calls [`Float::from_f64`], whose name conflicts with one of candle's methods.
+    /// Returns the nearest value. The same as [`Float::from_f64`], whose name conflicts with one of candle's methods.
     #[inline]
     fn of(value: f64) -> Self {
         <Self as Float>::from_f64(value)
     }
-    /// Replaces each `f32` by the number that is received if it is sent in the type `wire`. Does not change `f64`,
-    /// which is sent as it is.
+    /// Rounds each `f32` as sending it in the type `wire` does. Does not change `f64`, which is sent unchanged.
     fn round(wire: Wire, numbers: &mut [Self]);
     /// Returns the square of the number, computed in f64.
     fn square(self) -> f64;

@@ -1,5 +1,5 @@
-//! Operations on scalars that candle does not support on CUDA, because a scalar's shape has no dimensions to pass to
-//! the GPU.
+//! Operations on scalars that candle does not support on CUDA, because it cannot pass a shape without dimensions to the
+//! GPU.
 
 use candle_core::{Result, Tensor};
 
@@ -13,7 +13,7 @@ pub fn choose(condition: &Tensor, then: &Tensor, otherwise: &Tensor) -> Result<T
     vector(condition)?.where_cond(&vector(then)?, &vector(otherwise)?)?.reshape(())
 }
 
-/// Returns the sum of all elements.
+/// Returns the sum of all elements, as a scalar.
 pub fn sum(tensor: &Tensor) -> Result<Tensor> {
     if tensor.rank() > 0 { tensor.sum_all() } else { Ok(tensor.clone()) }
 }

@@ -14,8 +14,8 @@ pub(super) enum Algorithm {
 }
 
 /// Returns the algorithm for a value that has a part on each device in `from`, and whose result is copied to each
-/// device in `to`. `sparse` is whether a part consists of indexed slices. The hierarchical algorithm is chosen for each
-/// value that it supports.
+/// device in `to`. `sparse` is `true` if a part consists of indexed slices. The hierarchical algorithm is chosen for
+/// all values that it supports.
 ///
 /// Logical CPU devices are treated like all other devices, and integers like all other numbers.
 pub(super) fn choose(from: &[DeviceName], to: &[DeviceName], sparse: bool) -> Algorithm {

@@ -40,7 +40,7 @@ pub struct CommunicationOptions {
 }
 
 impl CommunicationOptions {
-    /// Returns these options, with each option that is at its default replaced by that of `base`.
+    /// Returns these options, except that those left at their defaults are replaced by the options of `base`.
     pub fn over(self, base: Self) -> Self {
         Self {
             bytes_per_pack: if self.bytes_per_pack > 0 { self.bytes_per_pack } else { base.bytes_per_pack },

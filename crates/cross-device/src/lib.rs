@@ -146,8 +146,8 @@ pub trait CrossDeviceOps: Any + Debug + Send + Sync {
 /// The default algorithm of strategies. It is the same for all devices.
 pub const DEFAULT: &dyn CrossDeviceOps = &ReductionToOneDevice { reduce_to_device: None };
 
-/// Reduces a batch of values with `ops`, and checks the results. If each value has a single part that is already on its
-/// destination, `ops` is not called.
+/// Reduces a batch of values with `ops`, and checks the results. Returns the copies of each result, in order. If each
+/// value has a single part that is already on its destination, `ops` is not called.
 ///
 /// # Errors
 /// - [`Error::InvalidArgument`]: `ops` returned a wrong number of copies, or a copy of the wrong kind, shape or dtype.
@@ -184,7 +184,7 @@ pub fn reduce_by(
     Ok(reduced)
 }
 
-/// Returns `true` if a value can be the reduction of `parts`, judging by its kind, shape and dtype.
+/// Returns `true` if the kind, shape and dtype of `value` are those of a reduction of `parts`.
 fn is_reduction(op: ReduceOp, parts: &[Leaf], value: &Leaf) -> bool {
     let is_dense = |leaf: &&Leaf| !matches!(leaf, Leaf::Slices(_));
     // Slices reduced with dense parts become dense.

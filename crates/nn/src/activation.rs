@@ -1,4 +1,4 @@
-//! Activations that are applied as part of a layer's operation.
+//! Activations that layers apply in the same operation as their products.
 
 use candle_core::{Result, Tensor};
 use candle_nn::Activation;

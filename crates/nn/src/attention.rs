@@ -24,13 +24,13 @@ pub(super) struct Attention {
 struct Sizes {
     batch: usize,
     heads: usize,
-    /// The number of heads of keys and values. Each of these heads is used by `heads / kv_heads` heads of queries.
+    /// The number of heads of keys and values. Each is used by `heads / kv_heads` heads of queries.
     kv_heads: usize,
     queries: usize,
     keys: usize,
     /// The width of a query and a key.
     width: usize,
-    /// The width of a value.
+    /// The width of a value, and of a row of the result.
     value: usize,
 }
 
@@ -153,8 +153,8 @@ impl Attention {
         softmax_last_dim(&scores)?.matmul(&v)
     }
 
-    /// Scales the scores of one head, adds the mask, and hides the keys that a query must not see. Heads are numbered
-    /// consecutively over the complete batch.
+    /// Turns the products of queries and keys of one head into scores: scales them, adds the mask, and hides the keys
+    /// that a query must not see. Heads are numbered consecutively over the complete batch.
     fn finish<T: Number>(&self, scores: &mut [T], head: usize, mask: Option<&[T]>) {
         let Sizes { heads, queries, keys, .. } = self.sizes;
         let scale = T::of(self.scale);

@@ -1,4 +1,4 @@
-//! The conversions of mixed precision: which dtype a layer computes in, and which one it returns.
+//! The conversions of mixed precision: the dtypes in which layers compute and that they return.
 
 use candle_core::{DType, Result, Tensor};
 use distribute_base::MixedPrecision;
@@ -14,7 +14,7 @@ pub(super) fn compute_dtype(x: &Tensor, weight: &Tensor) -> Option<DType> {
 }
 
 /// Returns the dtype in which candle's convolutions compute activations of `dtype` on the device of `x`. On CPUs this
-/// is f32, because candle's convolutions do not support bf16 there.
+/// is f32, because candle's convolutions do not support half precision there.
 pub(super) fn convolution_dtype(x: &Tensor, dtype: DType) -> DType {
     if x.device().is_cpu() { DType::F32 } else { dtype }
 }
@@ -37,12 +37,13 @@ pub(super) fn activations(y: Tensor) -> Result<Tensor> {
     }
 }
 
-/// Returns the dtype of a state that a layer passes from step to step, if its variables have `dtype`.
+/// Returns the dtype of the state that a layer passes from step to step if its variables have `dtype`: that of
+/// activations under mixed precision, otherwise `dtype`.
 pub(super) fn state_dtype(dtype: DType) -> DType {
     MixedPrecision::current().compute_dtype().filter(|_| dtype == DType::F32).unwrap_or(dtype)
 }
 
-/// Returns whether operations convert the activations `x` to f32 while they compute, under mixed precision.
+/// Returns whether mixed precision is on and `x` is in half precision, so that operations compute with `x` in f32.
 pub(super) fn widens(x: &Tensor) -> bool {
     MixedPrecision::current() != MixedPrecision::Off && is_half(x)
 }

@@ -12,9 +12,9 @@ pub(super) trait Combine: Send + Sync + 'static {
     /// Computes the elements of the output from the given `rows` of a `table` with rows of `width` elements.
     fn outputs<T: Number>(&self, rows: &[usize], table: &[T], width: usize) -> Vec<T>;
 
-    /// Adds up the gradients of the rows of `merge` in `sums`, which has `width` elements for each merged row.
-    /// Gradients of the same row are added in the order in which the row was looked up. `upstream` is the gradient of
-    /// the output.
+    /// Adds the gradients of the rows that were looked up to `sums`, which has `width` elements for each distinct row
+    /// of `merge`. Gradients of the same row are added in the order in which the row was looked up. `upstream` is the
+    /// gradient of the output.
     fn add_gradients<T: Number>(&self, merge: &RowMerge, upstream: &[T], width: usize, sums: &mut [T]);
 
     /// Computes the output from rows on a device, of shape `[rows, width]`. Returns it as a matrix or in its final

@@ -65,7 +65,7 @@ impl Dropout {
         Ok(Self { p, draws: random::draws(seed, name) })
     }
 
-    /// Returns `xs` with some elements dropped and the others scaled if `train` is `true`, and `xs` itself otherwise.
+    /// Sets some elements of `xs` to zero and scales the others if `train` is `true`; otherwise returns `xs` unchanged.
     /// Gradients flow through the elements that are kept.
     ///
     /// # Errors
@@ -126,7 +126,7 @@ fn first_row(rows: Option<std::ops::Range<usize>>, size: usize) -> Option<usize>
 struct Mask {
     draws: Draws,
     first_row: usize,
-    /// The threshold for dropping: an element is dropped if its 32 random bits are less than this number.
+    /// The threshold below which the 32 random bits of an element cause it to be dropped.
     threshold: u32,
     scale: f64,
 }
@@ -150,7 +150,7 @@ impl Mask {
         Ok(T::to_cpu_storage_owned(self.each(source, layout.dims(), |x| x * scale)))
     }
 
-    /// Applies `kept` to each element of `source`, and replaces the results of dropped elements with zeros.
+    /// Applies `kept` to each element of `source`, and returns the results with zeros for the dropped elements.
     fn each<T: WithDType>(&self, source: &[T], dims: &[usize], kept: impl Fn(T) -> T) -> Vec<T> {
         let width = dims.get(1..).unwrap_or_default().iter().product::<usize>().max(1);
         let zero = T::zero();

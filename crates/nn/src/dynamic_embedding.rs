@@ -17,7 +17,7 @@ use distribute_ps_tables::DynamicOptions;
 /// value except `i64::MAX`. The tensor of ids may have any shape `[…]` and may be empty; the result has shape
 /// `[…, hidden]`. A step fetches only the rows of its batch, and sends their gradients.
 ///
-/// The first gradient of an id creates its row. If [`DynamicOptions::admit_after`] is set, a later gradient does. Until
+/// The first gradient of an id creates its row or, if [`DynamicOptions::admit_after`] is set, a later gradient. Until
 /// then, reading the row returns its initial values, which depend only on the seed, the name and the id. Rows are
 /// evicted if there are more than [`max_rows`](DynamicOptions::max_rows), or if they have not been trained for
 /// [`max_age`](DynamicOptions::max_age) steps.
@@ -54,7 +54,7 @@ use distribute_ps_tables::DynamicOptions;
 #[doc(alias = "Embedding")]
 #[derive(Clone, Debug)]
 pub struct DynamicEmbedding {
-    /// The tensor that represents all rows in the graph.
+    /// The tensor that represents all rows in the graph of operations.
     row: Tensor,
     hidden_size: usize,
     /// The device on which results are created.

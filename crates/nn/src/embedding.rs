@@ -110,8 +110,8 @@ impl Embedding {
     /// Returns the rows of each example, concatenated. For ids of shape `[…, n]`, the result has shape `[…, n ·
     /// hidden]`.
     ///
-    /// The result equals `forward(ids)?.flatten_from(D::Minus2)`. But with the latter, candle's backward pass clears
-    /// and accumulates the gradient an additional time.
+    /// The result equals `forward(ids)?.flatten_from(D::Minus2)`, but the backward pass is faster: candle need not
+    /// clear and accumulate the gradient an additional time.
     ///
     /// # Errors
     /// Returns the errors of `forward`, and an error if `ids` is a scalar.
@@ -121,7 +121,7 @@ impl Embedding {
         self.lookup_as(ids, shape)?.compute()
     }
 
-    /// Returns the lookup of ids, with a result of the given shape.
+    /// Returns the lookup of `ids`, whose result has the given shape.
     fn lookup_as<'a>(&'a self, ids: &Tensor, shape: Vec<usize>) -> Result<Lookup<'a>> {
         let (name, source) = (Each::NAME, self.rows.as_ref());
         let Some(rows) = self.rows(ids)? else {

@@ -15,8 +15,8 @@ impl Exp for f64 {
 }
 
 impl Exp for f32 {
-    /// Returns eˣ with a relative error below 2⁻²² if x is at least -87. Returns 0 below -87, where the exact result is
-    /// less than 1.7 · 10⁻³⁸: close to, or below, the smallest normal number.
+    /// Returns eˣ with a relative error below 2⁻²² if x is at least -87. Returns 0 if x is less than -87: the exact
+    /// result is then less than 1.7 · 10⁻³⁸, which is close to the smallest normal number.
     ///
     /// The system's function computes one number at a time. This function has no branches, so the compiler vectorizes a
     /// simple loop of it, which is several times as fast.

@@ -100,7 +100,7 @@ fn matrix_product<T: Number>(order: Order, a: Matrix<'_, T>, b: Matrix<'_, T>) -
 ///
 /// If `b` is in column-major order, like the weight of a layer, the library first transposes it. With few rows in `a`,
 /// the transposition takes a third of the time. The product is then computed in column-major order instead, which needs
-/// no transposed copy, and the result is transposed here. Times on one core (AVX-512) with f32 in µs, this way / the
+/// no transposed copy, and the result is transposed here. Times in µs for f32 on one core (AVX-512), this way / the
 /// library's:
 ///
 /// | rows of a | 784 × 512 | 512 × 256 | 256 × 128 |
@@ -129,7 +129,7 @@ pub(super) fn product_then<T: Number>(
     transposed(&matrix_product(Order::ColumnByColumn, a, b), rows, bias, finish)
 }
 
-/// The minimum number of columns with which products are computed in column-major order.
+/// The minimum number of result columns for which a product is computed in column-major order.
 const FEW: usize = 16;
 
 /// Returns whether [`product_then`] computes the product in column-major order.
@@ -177,7 +177,7 @@ fn parallelism(multiplications: usize) -> Parallelism {
     if threads > 1 { Parallelism::Rayon(threads) } else { Parallelism::None }
 }
 
-/// The number of multiplications from which several threads of a replica are worthwhile.
+/// The number of multiplications from which a product uses several threads of a replica.
 const WORTH_THREADS: usize = 1 << 21;
 
 fn multiply_by<T: Number>(

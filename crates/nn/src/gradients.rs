@@ -1,4 +1,4 @@
-//! Gradients for operations for which candle's own backward pass has none or computes them incorrectly.
+//! Gradients of candle's operations for which candle's own backward pass has none or computes them incorrectly.
 
 pub use crate::conv2d::{
     conv_transpose1d_gradients as conv_transpose1d, conv_transpose2d_gradients as conv_transpose2d,

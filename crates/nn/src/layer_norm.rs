@@ -103,7 +103,7 @@ impl LayerNorm {
         self.remove_mean
     }
 
-    /// Returns whether the fused operation supports the input.
+    /// Returns whether the fused operation supports `x` with this layer's parameters.
     fn is_fusable(&self, x: &Tensor) -> bool {
         let Some(&size) = x.dims().last() else { return false };
         let bias = self.bias.as_ref();
@@ -180,7 +180,8 @@ impl RmsNorm {
         self.0.eps()
     }
 
-    /// Calls `forward`. candle_nn has a separate variant with this name, which has a gradient.
+    /// Calls `forward`. This method exists because candle_nn's `RmsNorm` has a gradient only in the method with this
+    /// name.
     ///
     /// # Errors
     /// Returns the errors of `forward`.

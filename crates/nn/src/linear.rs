@@ -102,20 +102,20 @@ impl Linear {
         self.bias.as_ref()
     }
 
-    /// Returns whether the shapes match. If they do not, candle's layer computes the result or returns an error.
+    /// Returns whether the shapes match. If they do not, candle's layer must compute the result or return the error.
     fn fits(&self, x: &Tensor) -> bool {
         let (Ok((out, width)), Ok(last)) = (self.weight.dims2(), x.dim(D::Minus1)) else { return false };
         let bias = self.bias.as_ref();
         last == width && x.rank() >= 2 && out > 0 && bias.is_none_or(|bias| bias.dims() == [out])
     }
 
-    /// Returns whether the fused operation supports the input.
+    /// Returns whether the fused operation supports `x` with this layer's parameters.
     fn is_fusable(&self, x: &Tensor) -> bool {
         self.fits(x) && operation::is_supported(x, &self.weight, self.bias.as_ref())
     }
 
-    /// Returns whether [`composed`](Self::composed) supports the input. The dtypes and devices of all operands must be
-    /// equal, and there must be at least one element.
+    /// Returns whether [`composed`](Self::composed) supports `x`: all operands must have the same float dtype and
+    /// device, and `x` must not be empty.
     fn composes(&self, x: &Tensor) -> bool {
         let all = [Some(&self.weight), self.bias.as_ref()];
         let alike = |other: &Tensor| other.dtype() == x.dtype() && other.device().same_device(x.device());
@@ -131,7 +131,7 @@ impl Linear {
 
     /// Applies several of candle's operations as a single operation with a separate backward pass, on any device.
     ///
-    /// Otherwise candle's backward pass would visit each of the operations, and clear and accumulate each gradient.
+    /// Without this, candle's backward pass would visit each of the operations, and clear and accumulate each gradient.
     fn composed(&self, x: &Tensor, activation: Option<FromOutput>) -> Result<Tensor> {
         let rows = x.flatten_to(D::Minus2)?.contiguous()?;
         operation::require_size("linear", &[rows.dim(0)?, self.weight.dim(0)?])?;
@@ -214,7 +214,7 @@ impl Module for Linear {
 }
 
 impl Linear {
-    /// Computes the output for an input that is fusable or has the dtype of the weight.
+    /// Computes the output. The input must be fusable or have the dtype of the weight.
     fn compute(&self, x: &Tensor) -> Result<Tensor> {
         let fused = self.activation.and_then(FromOutput::of);
         let (y, finished) = if self.is_fusable(x) {

@@ -1,5 +1,5 @@
-//! Low-rank adapters for the weights of any model. They are added by wrapping the model's builder; the model does not
-//! change.
+//! Low-rank adapters for the weights of any model. They are added by wrapping the model's `VarBuilder`; the model
+//! itself does not change.
 
 use candle_core::{DType, Device, Result, Shape, Tensor, bail};
 use candle_nn::var_builder::SimpleBackend;
@@ -15,9 +15,10 @@ const UP: &str = "lora_B.weight";
 ///
 /// [`wrap`](Lora::wrap) takes the builder of a model. Wrap it inside [`per_thread`](super::per_thread()), and call
 /// [`PerThread::rebuilt`](super::PerThread::rebuilt) in each step, because a model keeps the sums that were computed
-/// when it was built. The model's own variables are detached, so they get no gradient; `freeze` them. Adapters have the
-/// names that the library PEFT uses, without its prefix: `layer.lora_A.weight` and `layer.lora_B.weight` for
-/// `layer.weight`. At the start B is 0, so the model computes the same as without adapters.
+/// when it was built. The model's own variables are detached, so they get no gradient: exclude them from training with
+/// `Optimizer::freeze`. Adapters have the names that the library PEFT uses, without its prefix: `layer.lora_A.weight`
+/// and `layer.lora_B.weight` for `layer.weight`. At the start B is 0, so the model computes the same as without
+/// adapters.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -71,8 +72,8 @@ impl Lora {
         Self { scale, ..self }
     }
 
-    /// Sets the weights that get adapters: those that `adapts` selects by name. Tables of embeddings are weights of two
-    /// dimensions as well.
+    /// Limits the adapters to weights for whose names `adapts` returns `true`. By default, all weights of two
+    /// dimensions get adapters, including tables of embeddings.
     pub fn of(self, adapts: impl Fn(&str) -> bool + Send + Sync + 'static) -> Self {
         Self { adapts: Arc::new(adapts), ..self }
     }

@@ -11,7 +11,7 @@ pub(super) trait Operation: Send + Sync + 'static {
     /// The name of the operation in candle's messages.
     const NAME: &'static str;
 
-    /// Computes the elements and the shape of the output.
+    /// Computes the elements and the shape of the output from the operands.
     fn forward<T: Number>(
         &self,
         x: Operand<'_, T>,
@@ -76,8 +76,8 @@ pub(super) fn require_dtype(
     }
 }
 
-/// Returns an error if the output would have more elements than memory can address. This is possible even if the
-/// operands fit into memory.
+/// Returns an error if the output would have more elements than memory can address. The operands may fit into memory
+/// even then.
 ///
 /// An empty axis is treated as 1, because candle multiplies the other axes even in that case.
 pub(super) fn require_size(name: &str, dims: &[usize]) -> Result<()> {

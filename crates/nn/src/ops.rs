@@ -1,9 +1,9 @@
 //! The functions of `candle_nn::ops`, all with gradients.
 //!
 //! Some functions of `candle_nn::ops` are fused kernels that detach their inputs from the graph: `softmax_last_dim`,
-//! `rms_norm`, `layer_norm` and `sdpa` (as well as those of [`rotary_emb`](super::rotary_emb)). If a model uses them,
-//! only the layers after the last of them are trained, although the loss decreases. The functions of this module have
-//! gradients. All other functions are re-exported from candle_nn, so a single `use` line is enough:
+//! `rms_norm`, `layer_norm` and `sdpa`. The same applies to those of [`rotary_emb`](super::rotary_emb). If a model uses
+//! them, only the layers after the last of them are trained, although the loss decreases. The functions of this module
+//! have gradients. All other functions are re-exported from candle_nn, so a single `use` line is enough:
 //!
 //! ```
 //! use candle_core::{Device, Tensor, Var};

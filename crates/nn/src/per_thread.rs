@@ -74,8 +74,8 @@ pub struct PerThread<M> {
 /// # Ok::<(), distribute::Error>(())
 /// ```
 ///
-/// A component of a model can also be built in this way. Its constructor must take a `VarBuilder<'static>`, as passed
-/// by [`replicate`]:
+/// A part of a model can also be built in this way. Its constructor must take a `VarBuilder<'static>`, as passed by
+/// [`replicate`]:
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -146,7 +146,8 @@ impl<M: 'static> PerThread<M> {
         rebuild(|| (self.build)(self.vb.clone()))
     }
 
-    /// Stores a model for this thread and returns it. Drops this thread's other models whose [`PerThread`] was dropped.
+    /// Stores the model of this thread and returns it. Drops this thread's other models whose [`PerThread`] was
+    /// dropped.
     fn store(&self, model: M) -> Result<Rc<M>> {
         let model = Rc::new(model);
         let built = BuiltModel { owner: Arc::downgrade(&self.alive), model: model.clone() };

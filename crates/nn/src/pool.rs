@@ -7,9 +7,9 @@ use candle_core::{D, Result, Tensor, ToUsize2, bail};
 /// Returns the largest element of each window of size `sz` in images of shape `[n, channels, height, width]`, like
 /// candle's `max_pool2d`.
 ///
-/// Windows are adjacent. The gradient goes to the first of the largest elements of each window, as in TensorFlow and
-/// PyTorch. candle 0.11's own backward pass divides it by the size of the window, and misplaces it if the image size
-/// is not a multiple of the window size.
+/// Windows are adjacent. The gradient of a window goes to the first of its largest elements, as in TensorFlow and
+/// PyTorch. candle 0.11's own backward pass divides the gradient by the size of the window, and misplaces it if the
+/// image size is not a multiple of the window size.
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
@@ -33,9 +33,10 @@ pub fn max_pool2d<T: ToUsize2>(xs: &Tensor, sz: T) -> Result<Tensor> {
     max_pool2d_with_stride(xs, size, size)
 }
 
-/// Computes [`max_pool2d`] with windows that are `stride` apart.
+/// Acts like [`max_pool2d`], with windows that are `stride` apart.
 ///
 /// # Errors
+///
 /// Returns the errors of [`max_pool2d`], and an error if the stride is 0.
 pub fn max_pool2d_with_stride<T: ToUsize2>(xs: &Tensor, kernel_size: T, stride: T) -> Result<Tensor> {
     let (kernel, stride) = (kernel_size.to_usize2(), stride.to_usize2());
@@ -57,9 +58,10 @@ pub fn avg_pool2d<T: ToUsize2>(xs: &Tensor, sz: T) -> Result<Tensor> {
     avg_pool2d_with_stride(xs, size, size)
 }
 
-/// Computes [`avg_pool2d`] with windows that are `stride` apart.
+/// Acts like [`avg_pool2d`], with windows that are `stride` apart.
 ///
 /// # Errors
+///
 /// Returns the errors of [`max_pool2d_with_stride`].
 pub fn avg_pool2d_with_stride<T: ToUsize2>(xs: &Tensor, kernel_size: T, stride: T) -> Result<Tensor> {
     let (kernel, stride) = (kernel_size.to_usize2(), stride.to_usize2());

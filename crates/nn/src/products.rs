@@ -18,8 +18,8 @@ pub struct Products {
 }
 
 impl Products {
-    /// Creates the matrices of a layer with `width` inputs and `out` outputs, for the given number of rows.
-    /// `input_gradient` is whether the gradient of the input is also computed.
+    /// Creates the matrices of a layer with `width` inputs and `out` outputs, for the given number of rows. If
+    /// `input_gradient` is `true`, the gradient of the input is also computed.
     pub fn new(rows: usize, (width, out): (usize, usize), input_gradient: bool) -> Self {
         Self {
             x: vec![1.; rows * width],

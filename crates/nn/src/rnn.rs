@@ -166,7 +166,7 @@ impl RNN for GRU {
     }
 }
 
-/// The size, dtype and device of initial states, which are zeros.
+/// The size, dtype and device of a layer's initial states, which are zeros.
 #[derive(Clone, Debug)]
 struct States {
     hidden_dim: usize,

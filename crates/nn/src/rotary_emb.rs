@@ -47,15 +47,16 @@ pub fn rope_i(xs: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     rotated("rope_i", RotaryLayout { pairs: Pairs::Neighbours, positions: 2 }, xs, cos, sin)
 }
 
-/// Computes [`rope`] for `xs` of shape `[batch, positions, heads, width]`.
+/// Acts like [`rope`], for `xs` of shape `[batch, positions, heads, width]`.
 ///
 /// # Errors
+///
 /// Returns the errors of [`rope`].
 pub fn rope_thd(xs: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     rotated("rope_thd", RotaryLayout { pairs: Pairs::Halves, positions: 1 }, xs, cos, sin)
 }
 
-/// The pairs of elements of a head that are rotated.
+/// The elements of a head that form pairs, which are rotated.
 #[derive(Clone, Copy, PartialEq)]
 enum Pairs {
     Halves,

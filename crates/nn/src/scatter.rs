@@ -8,8 +8,8 @@ use distribute_base::internal::PrecomputedOp;
 /// along `dim` of each element of `source`.
 ///
 /// If several elements have the same position, the last one is written. `indexes` has the same shape as `source`; both
-/// have the shape of `xs` except along `dim`. The gradient of elements of `xs` and `source` that are overwritten is 0,
-/// while candle 0.11's own backward pass computes another one for them.
+/// have the shape of `xs` except along `dim`. Elements of `xs` and `source` that are overwritten have the gradient 0;
+/// candle 0.11's own backward pass computes a different one.
 ///
 /// # Errors
 /// Returns an error in these cases:

@@ -4,8 +4,8 @@ use candle_core::{Module, Result, Tensor};
 use candle_nn::func;
 use std::fmt;
 
-/// A chain of layers and closures, each of which is applied to the output of the previous one. This is candle_nn's
-/// `Sequential`, except that replicas can share it.
+/// A chain of layers and closures, each of which is applied to the output of the previous one. Unlike candle_nn's
+/// `Sequential`, it can be shared by replicas.
 ///
 /// candle_nn's type has fields of type `Box<dyn Module>`, so it can be neither shared between threads nor sent to
 /// another thread. The layers of this type must be `Send` and `Sync`, as all other layers of candle_nn are. To train a

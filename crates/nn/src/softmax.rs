@@ -6,8 +6,8 @@ use candle_core::{CpuStorage, CustomOp1, D, DType, Layout, Result, Shape, Tensor
 use distribute_base::internal::{Number, is_native, operand, with_elements};
 use std::marker::PhantomData;
 
-/// The number of elements that are processed at once, but at least one row. They stay in the L1 cache, and several
-/// narrow rows share a register.
+/// The number of elements that are processed at once, in complete rows and at least one. This many elements stay in the
+/// L1 cache, and several narrow rows share a register.
 const BLOCK: usize = 2048;
 
 /// Replaces each row of `width` numbers with its softmax.

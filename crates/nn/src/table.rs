@@ -20,7 +20,7 @@ pub(super) fn height(table: &Tensor, width: usize) -> Option<usize> {
 /// Applies `combine` to the given rows. Returns the result as a tensor of the given shape.
 ///
 /// Each row index must be less than the table's [`height`]. Rows are read from `fetched` if it is `Some`, otherwise
-/// from `table`. `is_own` is whether `table` is the layer's own tensor; only then may it be on a device.
+/// from `table`. `is_own` is `true` if `table` is the layer's own tensor; only then may the table be on a device.
 pub(super) fn look_up<C: Combine>(
     table: &Tensor,
     is_own: bool,

@@ -24,7 +24,7 @@ pub struct Lookup<'a> {
     pub(super) finish: Finish<'a>,
 }
 
-/// A function that computes the result of a layer from the rows, and from their values if these were fetched.
+/// A function that computes the result of a layer. Its arguments are the rows, and their values if these were fetched.
 type Finish<'a> = Box<dyn FnOnce(Vec<usize>, Option<UniqueRows>) -> Result<Tensor> + 'a>;
 
 impl Lookup<'_> {
@@ -82,13 +82,13 @@ pub fn look_up_together(lookups: &[(&dyn RowLayer, &Tensor)]) -> Result<Vec<Tens
 ///
 /// Workers that store tables together, or on servers in lock step, request the rows as soon as the gradients of this
 /// step are in the tables. The rows arrive while each worker updates its copies of the other weights, takes a batch and
-/// waits for the others. So rows have the values that the lookup would fetch, and results are bit-identical. The next
-/// step fetches rows as usual that it looks up without an announcement. A run that changes no table forgets what was
-/// announced before it.
+/// waits for the others. Rows therefore have the values that the lookup would fetch, and results are bit-identical.
+/// Rows that were not announced are fetched by the next step as usual. A run that changes no table discards the
+/// announcements before it.
 ///
 /// Call this before the optimizer's step, outside or inside `run`, with the ids of any number of layers and replicas.
 /// [`DistributedIterator::look_ahead`](distribute_core::DistributedIterator::look_ahead) makes the call for each batch.
-/// With other strategies, and tables of which each worker has a copy, this call only checks the ids.
+/// With other strategies, and for tables of which each worker has a copy, this call only checks the ids.
 ///
 /// ```
 /// # use distribute::prelude::*;

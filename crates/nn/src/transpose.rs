@@ -38,8 +38,8 @@ pub(super) fn transpose<T: Number>(
     }
 }
 
-/// Transposes a complete square. Loops with a constant number of iterations are three times as fast as copying single
-/// elements.
+/// Transposes a square of [`TILE`] rows and columns, with `bias` and `finish` as in [`transpose`]. Loops with a
+/// constant number of iterations are three times as fast as copying single elements.
 #[inline(always)]
 fn transpose_tile<T: Number>(
     source: &[T],

@@ -8,8 +8,7 @@ use half::{bf16, f16};
 
 /// An operation in f32 whose input and output are stored in half precision.
 ///
-/// It computes with the parameters themselves, so there are no copies of them, and their gradients go to the bucket in
-/// f32.
+/// Parameters are not copied, and their gradients go to the bucket in f32.
 pub(super) struct Widened<O>(pub(super) O);
 
 impl<O: Operation> Widened<O> {

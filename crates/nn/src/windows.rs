@@ -6,12 +6,12 @@ use distribute_base::internal::{Number, accumulation_dtype, attach, is_native, t
 use distribute_tensor::without_elements;
 use std::ops::Range;
 
-/// An axis of images. For each output position, it contains a range of input positions and their weights.
+/// An axis of images. For each output position, it contains a range of input positions (a window) and their weights.
 #[derive(Clone, Debug)]
 pub(super) struct Axis {
     input: usize,
     windows: Vec<Range<usize>>,
-    /// The weights of all ranges, one after another.
+    /// The weights of all windows, one after another.
     weights: Vec<f64>,
 }
 
@@ -110,7 +110,7 @@ impl Axis {
 /// The axis of the height and the axis of the width.
 pub(super) type Axes = [Axis; 2];
 
-/// A function that computes an output plane from an input plane.
+/// A function that computes an output plane from an input plane along these axes.
 type Plane<T> = fn(&Axes, &[T], &mut [T]);
 
 /// Computes `forward` and adds the result to the graph of `x`, which has shape `[n, channels, height, width]`.
@@ -184,8 +184,8 @@ fn computed(x: &Tensor, function: impl FnOnce(&Tensor) -> Result<Tensor>) -> Res
     function(&prepared(x)?)?.to_dtype(x.dtype())
 }
 
-/// Applies to each plane of `x` the function in `plane` for its dtype, which writes a plane of the given `size`.
-/// Returns `None` if this crate's loops do not support `x`.
+/// Applies a function to each plane of `x`: the one in `plane` for the dtype of `x`, which writes a plane of the given
+/// `size`. Returns `None` if this crate's loops do not support `x`.
 fn native(
     x: &Tensor,
     axes: &Axes,

@@ -15,8 +15,8 @@ use std::sync::Arc;
 /// The number of elements of a block. The copies of old values stay in the L1 cache.
 const BLOCK: usize = 1024;
 
-/// The maximum number of slots for an update in blocks, which does not allocate. With more slots, a variable is updated
-/// at once.
+/// The maximum number of slots with which a variable is updated in blocks, without allocating. With more slots, the
+/// complete variable is updated at once.
 const MAX_SLOTS: usize = 8;
 
 /// A rule with an exponential moving average of the weights, which is kept in an additional slot.
@@ -52,8 +52,8 @@ impl Averaged {
     /// The name of the slot with the difference between the average and the variable.
     pub const SLOT: &str = "ema_offset";
 
-    /// Checks the lengths of the slots. Their number is checked by the rule, because a list of its slots would be
-    /// allocated for each block.
+    /// Checks that each slot has the length of the variable. The rule checks the number of slots: checking it here
+    /// would allocate a list of slots for each block.
     fn check_slots<F: Float>(&self, var: &[F], slots: &[&mut [F]]) -> Result<(), UpdateError> {
         let lengths = slots.iter().try_for_each(|slot| same_length("slot", var.len(), slot.len()));
         if slots.is_empty() {
@@ -67,7 +67,7 @@ impl Averaged {
         same_length("list of slots", self.rule.slots().len() + 1, slots)
     }
 
-    /// Returns the error of a wrong number of slots, if that is the cause of `error`.
+    /// Returns an error about the number of slots if it is wrong; otherwise returns `error`.
     fn of_slots(&self, slots: usize, error: UpdateError) -> UpdateError {
         self.check_count(slots).err().unwrap_or(error)
     }
@@ -183,7 +183,7 @@ impl Averaged {
     }
 }
 
-/// Changes the differences between averages and values after an update from `old` to `new`.
+/// Updates the differences average − value after the values have changed from `old` to `new`.
 fn follow<F: Float>(offset: &mut [F], momentum: F, old: &[F], new: &[F]) {
     for (offset, (old, new)) in offset.iter_mut().zip(old.iter().zip(new)) {
         // In this order, small changes of large weights are not lost.

@@ -42,7 +42,7 @@ pub enum UpdateError {
         /// The row that should be greater than the previous one.
         row: usize,
     },
-    /// The rule needs complete rows or variables, but was given a range or rows.
+    /// The rule needs complete rows or variables, but was called for a range of elements or for rows.
     #[error(
         "rule {rule} needs complete {}: apply it to them by update_shaped",
         if *unit == Unit::Row { "rows" } else { "variables" }
@@ -77,7 +77,7 @@ pub(crate) fn same_length(what: &'static str, expected: usize, found: usize) -> 
     if expected == found { Ok(()) } else { Err(UpdateError::LengthMismatch { what, expected, found }) }
 }
 
-/// The checks of a rule's hyper-parameters. The field contains the name of the rule.
+/// A checker of hyper-parameters. The field is the name of the rule or schedule, for errors.
 pub(crate) struct Check(pub(crate) &'static str);
 
 impl Check {

@@ -63,8 +63,8 @@ impl StochasticRounding {
 }
 
 impl StepRounding {
-    /// Rounds the values of one row, which has this number or id. Values of bf16 stay the same, and finite values stay
-    /// finite.
+    /// Rounds the values of the row with the number or id `row`. Values that a bf16 can represent do not change, and
+    /// finite values stay finite.
     pub fn round_row(self, row: u64, values: &mut [f32]) {
         let draws = self.0.at(row);
         for (position, values) in (0..).zip(values.chunks_mut(ELEMENTS)) {
@@ -76,8 +76,8 @@ impl StepRounding {
         }
     }
 
-    /// Rounds rows of a table whose rows have `width` elements; `values` are its elements. `row` returns the number of
-    /// the row at an index.
+    /// Rounds the given rows of a table. `values` contains the table's elements, `width` for each row; `row` returns
+    /// the number or id of the row at an index.
     pub fn round_rows(
         self,
         values: &mut [f32],
@@ -91,7 +91,8 @@ impl StepRounding {
     }
 }
 
-/// Rounds a value up, in magnitude, if the 16 bits that a bf16 lacks and the random 16 bits have a carry.
+/// Rounds a value to bf16: away from zero if adding `random` to the low 16 bits overflows them, otherwise toward zero.
+/// A NaN stays a NaN, and a finite value stays finite.
 fn round(value: f32, random: u32) -> f32 {
     const KEPT: u32 = 0xffff_0000;
     let bits = value.to_bits();
@@ -114,7 +115,7 @@ mod tests {
     }
 
     proptest! {
-        /// The result is one of the two neighbors, and a bf16 stays the same.
+        /// Checks that the result is one of the two neighbors, and that a bf16 does not change.
         #[test]
         fn values_are_rounded_to_a_neighbor(bits in any::<u32>(), random in 0u32..1 << 16) {
             let value = f32::from_bits(bits);

@@ -17,8 +17,8 @@ pub struct Step {
 }
 
 impl Step {
-    /// Creates the step after `finished` other steps. `finished` is 0 for the first step. It is the same number as
-    /// TensorFlow's `iterations`, and is saved in checkpoints.
+    /// Creates the step after `finished` steps, which is the first step if `finished` is 0. `finished` is TensorFlow's
+    /// `iterations`, and is saved in checkpoints.
     #[doc(alias = "tf.keras.optimizers.Optimizer.iterations")]
     pub fn after(finished: u64, learning_rate: f64) -> Self {
         Step { number: finished.saturating_add(1), learning_rate }

@@ -9,7 +9,8 @@ use crate::rows::check_rows;
 use crate::{Float, InvalidHyperparameter, RuleSpec, SlotSpec, Step, Unit, UpdateError};
 use std::fmt::Debug;
 
-/// A rule of this crate that needs complete rows or variables. `shaped_rule!` implements [`Rule`](crate::Rule).
+/// A rule of this crate that needs complete rows or variables. The macro `shaped_rule!` implements
+/// [`Rule`](crate::Rule) for it.
 pub(crate) trait Shaped: Debug + Clone + Send + Sync + 'static {
     const UNIT: Unit;
     /// Whether an update by row also changes rows without a gradient.
@@ -23,10 +24,12 @@ pub(crate) trait Shaped: Debug + Clone + Send + Sync + 'static {
 
     fn spec(&self) -> RuleSpec;
 
-    /// Changes a variable of shape `dims`. All lengths have been checked, and there is at least one element.
+    /// Applies one step to a variable of shape `dims`. The caller has checked all lengths, and there is at least one
+    /// element.
     fn apply<F: Float>(&self, at: Step, dims: &[usize], var: &mut [F], grad: &[F], slots: &mut [&mut [F]]);
 
-    /// Changes the given rows. All arguments have been checked. This is only called if the unit is [`Unit::Row`].
+    /// Applies one step to the given rows. The caller has checked all arguments. This is only called if the unit is
+    /// [`Unit::Row`].
     fn apply_rows<F: Float>(
         &self,
         _at: Step,

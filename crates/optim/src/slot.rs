@@ -69,7 +69,7 @@ impl SlotShape {
     }
 }
 
-/// A slot: state that a rule keeps between steps.
+/// The description of a slot: state that a rule keeps for each variable between steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SlotSpec {
     /// The name of the slot, such as `"m"`. It is unique within the rule.

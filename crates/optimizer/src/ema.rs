@@ -91,7 +91,7 @@ impl<R: Rule> Optimizer<R> {
         }
     }
 
-    /// Replaces the trained weights by their averages, until [`ReplacedWeights::restore`].
+    /// Replaces the trained weights by their averages until [`ReplacedWeights::restore`] is called.
     #[track_caller]
     fn begin_ema(&self) -> Result<ReplacedWeights<'_>> {
         let inner = &self.inner;
@@ -114,7 +114,7 @@ impl<R: Rule> Optimizer<R> {
     }
 }
 
-/// The weights of a model whose variables contain the averages in the meantime.
+/// The weights of a model whose variables contain their averages.
 #[derive(Debug)]
 #[must_use = "the weights are not restored when this is dropped"]
 struct ReplacedWeights<'a> {
@@ -162,7 +162,7 @@ impl ReplacedWeights<'_> {
     }
 }
 
-/// Returns the error of a call that failed, after which the weights could not be restored.
+/// Returns the error of a call that failed, if the weights could not be restored after the failure.
 fn not_restored(step: u64, error: &Error, source: Error) -> Error {
     let reason = format!(
         "{source}; after this, the weights could not be restored, so some variables still contain their averages: \
@@ -221,12 +221,12 @@ impl Inner {
         self.variable_names().map(one).collect()
     }
 
-    /// Returns the average of a trained variable, whose value is `weight`.
+    /// Returns the average of a trained variable with the value `weight`.
     fn average(&self, name: &str, weight: &Tensor, at: &'static Location<'static>) -> Result<Tensor> {
         Ok((weight + self.slot(name, Averaged::SLOT, at)?)?)
     }
 
-    /// Returns an error if there are no averages.
+    /// Returns an error if this optimizer keeps no averages.
     fn require_ema(&self, operation: &'static str) -> Result<()> {
         if self.has_ema() {
             return Ok(());
@@ -235,7 +235,8 @@ impl Inner {
         Err(Error::invalid(operation, reason))
     }
 
-    /// Returns an error if workers are at different steps, and would compute with values that this one sets.
+    /// Returns an error if workers are at different steps, because they would compute with the values that this worker
+    /// sets.
     fn require_lock_step(&self, operation: &'static str) -> Result<()> {
         let strategy = &self.parameters.strategy;
         let are_independent = strategy.extended().independent().is_some_and(|of| of.workers > 1);

@@ -1,8 +1,8 @@
 //! The error feedback of compressed gradients: the residual of each replica, and the factors that all replicas share.
 //!
-//! A residual is the part of a replica's contributions that has not been sent. Contributions are gradients that are
-//! multiplied by their weight in the sum, so the sum over all replicas of what was applied and of the residuals is the
-//! sum of all contributions.
+//! A residual is the part of a replica's contributions that has not been sent. A contribution is a gradient, multiplied
+//! by its weight in the sum. All applied gradients and the residuals of all replicas therefore add up to the sum of all
+//! contributions.
 
 // - INV-94: a residual changes in the same step as the variables, or not at all: not in a step that fails or is
 //   skipped. Tests: `optimizer/src/feedback.rs`, `multi_worker/compression/feedback.rs`.
@@ -34,11 +34,12 @@ pub(crate) struct Feedback(Mutex<State>);
 struct State {
     /// The residuals of the replicas of this process. The list is empty before the first step.
     replicas: Vec<Residuals>,
-    /// The factor `Q` of each variable, which is the same on all workers; empty if it has none yet.
+    /// The factor `Q` with which each variable's gradient is compressed, which is the same on all workers; empty before
+    /// the variable has been compressed.
     factors: Vec<Vec<f32>>,
     /// The step that the residuals belong to, from 1; 0 before the first step.
     step: u64,
-    /// The result of the step that is being made.
+    /// The result of the step in progress.
     pending: Option<Pending>,
     /// Memory that is reused in the next step.
     spare: Vec<Vec<f32>>,
@@ -68,8 +69,8 @@ enum Saved {
 }
 
 impl Feedback {
-    /// Calls `then` with the residual of a variable on a local replica, which is empty if there is none, and returns
-    /// its result.
+    /// Calls `then` with the residual of a variable on a local replica, and returns the result of `then`. The residual
+    /// is empty if there is none.
     pub(crate) fn with_residual<R>(
         &self,
         replica: usize,
@@ -94,22 +95,22 @@ impl Feedback {
         factor.unwrap_or_else(initial)
     }
 
-    /// Returns memory for `len` numbers, with any contents.
+    /// Returns memory for `len` numbers, whose contents are arbitrary.
     pub(crate) fn memory(&self, len: usize) -> Vec<f32> {
         let mut state = lock(&self.0);
         let found = state.spare.iter().position(|vector| vector.len() == len);
         found.map_or_else(|| vec![0.; len], |at| state.spare.swap_remove(at))
     }
 
-    /// Begins to make step number `step`. Discards the result of an earlier attempt.
+    /// Begins step number `step`. Discards the result of an earlier attempt.
     pub(crate) fn begin(&self, step: u64) {
         let mut state = lock(&self.0);
         state.discard();
         state.pending = Some(Pending { step, residuals: Vec::new(), factors: Vec::new() });
     }
 
-    /// Adds residuals to the result of the step that is being made. Call this before the gradients are sent: the other
-    /// workers can complete the step as soon as they have them, even if this worker fails.
+    /// Adds residuals to the result of the step in progress. Call this before the gradients are sent: once the other
+    /// workers have them, they can complete the step even if this worker fails.
     // INV-94
     pub(crate) fn prepare(&self, residuals: impl IntoIterator<Item = Residual>) {
         if let Some(pending) = &mut lock(&self.0).pending {
@@ -117,23 +118,23 @@ impl Feedback {
         }
     }
 
-    /// Adds factors to the result of the step that is being made.
+    /// Adds factors to the result of the step in progress.
     pub(crate) fn prepare_factors(&self, factors: Vec<(usize, Vec<f32>)>) {
         if let Some(pending) = &mut lock(&self.0).pending {
             pending.factors = factors;
         }
     }
 
-    /// Makes the result of step number `step` the state, if there is such a result. Discards the result of another
-    /// step.
+    /// Makes the result of step number `step` the current state, if there is such a result. Discards the result of any
+    /// other step.
     // INV-94
     pub(crate) fn commit(&self, step: u64) {
         lock(&self.0).complete(step);
     }
 
-    /// Continues after step number `step`, which the other workers have completed. If this worker has sent its part of
-    /// that step, the residuals are those after it. Residuals of any other step are discarded: what they contain was
-    /// sent in a step that this worker has not seen, or belongs to an older checkpoint.
+    /// Continues after step number `step`, which the other workers have completed. If this worker has sent its
+    /// contribution to that step, it keeps the residuals of that step. It discards residuals of any other step: they
+    /// were sent in a step that this worker has not seen, or belong to an older checkpoint.
     // INV-42, INV-94
     fn keep(&self, step: u64) {
         let mut state = lock(&self.0);
@@ -144,7 +145,7 @@ impl Feedback {
         state.complete(step);
     }
 
-    /// Adds the state to a checkpoint: on the chief, the residuals of all replicas.
+    /// Adds the state to a checkpoint. On the chief, it includes the residuals of all replicas.
     pub(crate) fn save(&self, optimizer: &Inner, prefix: &str, writer: &mut Writer) -> Result<()> {
         let parameters = &*optimizer.parameters;
         if !parameters.compression().has_feedback() {
@@ -313,9 +314,10 @@ impl Feedback {
 enum Gathered {
     /// This worker has received them: the replica, the variable and the residual.
     Here(Vec<(usize, usize, Vec<f32>)>),
-    /// The chief has received them.
+    /// Another worker, the chief, has received them.
     ToOther,
-    /// There are no other workers, or this worker does not make calls with them.
+    /// The workers did not exchange residuals: there are no other workers, or this worker does not make calls with
+    /// them.
     NoCalls,
 }
 
@@ -348,7 +350,7 @@ impl State {
         }
     }
 
-    /// Keeps the memory of the result of a step that was not completed.
+    /// Discards the result of a step that was not completed, and keeps its memory for reuse.
     fn discard(&mut self) {
         for (_, _, residual) in self.pending.take().into_iter().flat_map(|pending| pending.residuals) {
             self.reuse(residual);
@@ -369,13 +371,13 @@ fn grow<T: Default>(vector: &mut Vec<T>, at: usize) {
     }
 }
 
-/// Returns the replica of `replicas` that receives the residuals of a saved replica. Each is received by one replica,
-/// so the sum of all residuals stays the same.
+/// Returns the replica, of `replicas`, that receives the residuals of a saved replica. Each saved replica has one
+/// receiver, so the sum of all residuals stays the same.
 fn receiver(saved: usize, replicas: usize) -> usize {
     saved % replicas.max(1)
 }
 
-/// Returns the replicas below `count` that a checkpoint has residuals of, in ascending order.
+/// Returns the replicas below `count` whose residuals a checkpoint contains.
 fn saved_replicas(from: &Reader, prefix: &str, count: usize) -> BTreeSet<usize> {
     let start = residual_name(prefix, "", "");
     let start = start.trim_end_matches('/');
@@ -383,7 +385,7 @@ fn saved_replicas(from: &Reader, prefix: &str, count: usize) -> BTreeSet<usize> 
     from.names().filter_map(replica).filter(|replica| *replica < count).collect()
 }
 
-/// Returns the sum of vectors in their order. Empty vectors are zeros.
+/// Returns the sum of vectors, added in order. Empty vectors are treated as zeros.
 fn sum(all: Vec<Vec<f32>>) -> Vec<f32> {
     let mut all = all.into_iter().filter(|one| !one.is_empty());
     let mut sum = all.next().unwrap_or_default();
@@ -409,7 +411,7 @@ fn metadata_key(prefix: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Makes a step whose residual and factor are `x`, up to the moment when it is sent.
+    /// Begins a step with `x` as its residual and factor, up to the point at which gradients are sent.
     fn send(feedback: &Feedback, step: u64, x: f32) {
         feedback.begin(step);
         feedback.prepare([(1, 2, vec![x; 3])]);

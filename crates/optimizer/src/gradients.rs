@@ -139,7 +139,8 @@ impl Gradients {
     }
 
     /// Copies the gradients of the optimizer's variables from a store that [`backward`] has returned. A store of
-    /// candle's own backward pass is also accepted, but some of its gradients are wrong.
+    /// candle's own backward pass is also accepted, but candle computes wrong gradients for [some
+    /// operations](backward).
     ///
     /// # Errors
     /// Returns the errors of [`insert`](Gradients::insert).
@@ -293,8 +294,8 @@ pub(crate) fn row_len(variable: &Var) -> usize {
 }
 
 impl Parameters {
-    /// Takes the gradient of a variable out of `store`, on its device. Gradients of the variable's copies are added to
-    /// it.
+    /// Removes the gradient of a variable from `store` and returns it on its device, with the gradients of the
+    /// variable's copies added.
     fn take_from(&self, number: usize, store: &mut GradStore) -> Result<Option<Tensor>> {
         let mut sum: Option<Tensor> = None;
         for variable in self.replica_tensors(number, &self.variables[number].1) {

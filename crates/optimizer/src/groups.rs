@@ -24,7 +24,7 @@ struct VariableRule {
     rate_factor: f64,
 }
 
-/// The rule of each variable in one step, with the sequence number of the step and the variable's learning rate.
+/// The rule of each variable in one step, with the step's number and the variable's learning rate.
 pub(crate) struct Rules<'r>(Vec<(&'r dyn Rule, Step)>);
 
 impl<'r> Rules<'r> {
@@ -32,8 +32,8 @@ impl<'r> Rules<'r> {
         self.0[variable]
     }
 
-    /// Returns whether the update of a variable needs all of its rows, including those without a gradient: the rule
-    /// changes them, or needs the complete variable at once.
+    /// Returns whether the update of a variable visits all of its rows, including those without a gradient: because the
+    /// rule changes them, or because it needs the complete variable at once.
     pub(crate) fn visits_every_row(&self, variable: usize) -> bool {
         let (rule, _) = self.of(variable);
         rule.moves_absent_rows() || rule.unit() == Unit::Variable
@@ -46,7 +46,7 @@ impl Groups {
         Self { rules: vec![rule], by_variable, largest_factor: 1. }
     }
 
-    /// Returns the rate factor of a variable, and its rule if that is not the optimizer's rule.
+    /// Returns the rate factor of a variable, and its rule if this is not the optimizer's.
     pub(crate) fn of(&self, variable: usize) -> (f64, Option<&dyn Rule>) {
         let VariableRule { rule, rate_factor } = self.by_variable[variable];
         (rate_factor, (rule > 0).then(|| &*self.rules[rule]))
@@ -77,7 +77,7 @@ impl Groups {
         self.by_variable.iter().map(move |choice| all[choice.rule])
     }
 
-    /// Adds averages of the weights to all rules.
+    /// Makes all rules also keep averages of the weights.
     pub(crate) fn average(&mut self, momentum: f64) {
         for rule in &mut self.rules {
             *rule = Arc::new(Averaged { rule: rule.clone(), momentum });

@@ -1,5 +1,4 @@
-//! The header of a replica's contribution to a step. It contains the facts that all replicas need before they exchange
-//! gradients.
+//! The header of a replica's contribution to a step: the facts that all replicas need before they exchange gradients.
 
 use crate::Weighting;
 use candle_core::DType;
@@ -10,7 +9,7 @@ use distribute_tensor::ReduceOp;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// The header of a replica's contribution to a step. Decisions about a step are functions of the headers of all
+/// The header of a replica's contribution to a step. All decisions about the step are functions of the headers of all
 /// replicas.
 #[derive(Clone, Debug)]
 pub(crate) struct StepHeader {
@@ -42,11 +41,12 @@ pub(crate) struct OuterHeader {
     pub(crate) outer: u64,
     /// The digest of the optimizer's settings.
     pub(crate) settings: u64,
-    /// The learning rate; `None` if it follows a schedule, which each worker does by its own steps.
+    /// The learning rate; `None` if it follows a schedule, because each worker computes it from its own number of
+    /// steps.
     pub(crate) learning_rate: Option<f64>,
 }
 
-/// A description of a replica's dense gradients that were sent before the workers exchange headers.
+/// A description of a replica's dense gradients that were sent before the headers are exchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct EarlyGradients {
     /// The sequence number of the call that receives the gradients.
@@ -92,13 +92,14 @@ impl StepHeader {
         self.finite &= loss.is_finite();
     }
 
-    /// Returns the early send of the dense gradients if it is equal on all replicas; otherwise `None`.
+    /// Returns the description of the dense gradients that were sent early if it is equal on all replicas; otherwise
+    /// `None`.
     pub(crate) fn early(all: &[&StepHeader]) -> Option<EarlyGradients> {
         let first = all.first()?.early;
         first.filter(|_| all.iter().all(|header| header.early == first))
     }
 
-    /// Returns the kind of the sum over all replicas of each variable's gradients.
+    /// Returns the kind of each variable's gradient, summed over all replicas.
     pub(crate) fn kinds_of_sums(all: &[&StepHeader]) -> Vec<GradientKind> {
         let mut kinds = all.first().map_or_else(Vec::new, |first| first.kinds.clone());
         for header in all {
@@ -165,7 +166,7 @@ struct WireHeader {
     order: Option<Vec<u32>>,
 }
 
-/// A [`Position`] on the wire.
+/// A [`Position`] as it is sent to other processes.
 #[derive(Serialize, Deserialize)]
 struct WirePosition {
     finished: u64,
@@ -174,8 +175,8 @@ struct WirePosition {
     learning_rate: Result<f64, String>,
 }
 
-/// The state of an optimizer as it is sent to other processes. It takes one byte, except in steps in which settings are
-/// compared.
+/// The completeness of an optimizer's state and, in steps in which settings are compared, the digest of the settings,
+/// as they are sent to other processes. Takes one byte in all other steps.
 #[derive(Serialize, Deserialize)]
 enum WireState {
     Complete,

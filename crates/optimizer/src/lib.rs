@@ -208,7 +208,7 @@ pub struct Optimizer<R> {
 #[derive(Debug)]
 struct Inner {
     groups: Groups,
-    /// The momentum of the averages that `with_ema` adds to rules; `None` without that setting.
+    /// The momentum of the averages of the weights; `None` if there are none.
     ema: Option<f64>,
     /// The sequence number of this optimizer among those of its strategy, from 1. It is the same on all workers.
     number: u64,
@@ -232,7 +232,8 @@ struct Inner {
 }
 
 impl<R: Rule + Default> Optimizer<R> {
-    /// Creates an optimizer for a model's variables, with the default hyper-parameters of the rule.
+    /// Creates an optimizer for a model's variables, with the default hyper-parameters of the rule and the given
+    /// learning rate.
     ///
     /// # Errors
     /// Returns the errors of [`Optimizer::with_rule`].

@@ -6,8 +6,8 @@ use distribute_checkpoint::{HeldTensors, LiveTensors, SourceError};
 use distribute_tensor::{Element, HostTensor};
 use std::sync::{Arc, RwLock, RwLockReadGuard, TryLockError};
 
-/// Slots on the host that a checkpoint copies while the program continues. A step waits with its first write until they
-/// are copied.
+/// Slots on the host that a checkpoint copies while the program continues. Before a step first writes to them, it waits
+/// until they are copied.
 pub(crate) struct LiveSlots {
     pub(crate) slots: Arc<RwLock<Vec<Slots>>>,
     pub(crate) tensors: Vec<LiveSlot>,

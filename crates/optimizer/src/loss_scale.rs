@@ -14,10 +14,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[doc(alias = "LossScaleOptimizer")]
 #[doc(alias = "GradScaler")]
 pub enum LossScale {
-    /// The same factor in each step.
+    /// A factor that never changes.
     Fixed(f64),
-    /// A factor that adapts. If a loss or gradient of any replica is not finite, all replicas skip the step and the
-    /// factor is halved, but not below 1. The factor doubles after `growth_steps` consecutive finite steps, up to
+    /// A factor that adapts. If a loss or gradient of any replica is not finite, all replicas skip the step, and the
+    /// factor is halved, but not below 1. After `growth_steps` consecutive finite steps, the factor is doubled, up to
     /// 2^112.
     Dynamic {
         /// The factor of the first step.
@@ -41,7 +41,7 @@ impl LossScale {
     }
 }
 
-/// The smallest factor. If gradients are not finite with it, the loss scale is not the cause.
+/// The smallest factor. If gradients are not finite even with this factor, the loss scale is not the cause.
 const MIN: f64 = 1.;
 
 /// The largest factor. Losses of up to 32,768 remain finite in f32.
@@ -124,11 +124,11 @@ impl<R: Rule> Optimizer<R> {
     /// needed for f16, whose gradients otherwise become 0 if they are below 6e-8. If the strategy's precision is
     /// [`MixedPrecision::F16`] when the optimizer is created, [`LossScale::dynamic`] is the default.
     ///
-    /// Losses that the optimizer returns and reports are not scaled. Transforms see gradients that are not scaled.
+    /// Transforms get unscaled gradients, and the optimizer returns and reports unscaled losses.
     /// [`skipped_steps`](Optimizer::skipped_steps) counts the steps that a dynamic scale has skipped. A skipped step is
     /// reported as a warning only if a loss is not finite, or if the factor is already 1.
     ///
-    /// All workers must make this setting. The factor is part of checkpoints.
+    /// The setting must be the same on all workers. The factor is part of checkpoints.
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`]: a factor is not from 1 to 2^112, or `growth_steps` is 0.
@@ -171,8 +171,8 @@ impl Inner {
         self.not_finite.looks_at_gradients() || self.loss_scaling.is_dynamic()
     }
 
-    /// Returns the factor that undoes the loss scale in the sum over all replicas. It is 1 if the replicas have already
-    /// undone it, which they do before transforms that precede the reduction.
+    /// Returns the factor that undoes the loss scale in the sum over all replicas. It is 1 if each replica has already
+    /// undone the scale, which is necessary for transforms before the reduction.
     pub(crate) fn unscale(&self) -> f64 {
         match self.loss_scaling.factor() {
             Some(factor) if self.before_reduce.is_empty() => 1. / factor,

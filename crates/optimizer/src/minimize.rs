@@ -10,10 +10,10 @@ use distribute_optim::Rule;
 use std::panic::Location;
 
 impl<R: Rule> Optimizer<R> {
-    /// Runs one training step: computes the gradients of `loss`, the mean over `n` examples of this replica; reduces
-    /// them over all replicas, weighted by `n`; and updates the variables. Returns the mean loss over all examples of
-    /// all replicas, detached from the graph. The loss is passed by value, so its graph is freed in this call. With a
-    /// single GPU replica this returns without synchronizing, and the returned tensor stays on the GPU.
+    /// Runs one training step: computes the gradients of `loss`, which is the mean over `n` examples of this replica,
+    /// reduces them over all replicas, weighted by `n`, and updates the variables. Returns the mean loss over all
+    /// examples of all replicas, detached from the graph. The loss is passed by value, so its graph is freed in this
+    /// call. With a single GPU replica this returns without synchronizing, and the returned tensor stays on the GPU.
     ///
     /// `n` is the number of examples over which `loss` is the mean. Usually this is the number of rows in the
     /// per-replica batch, `labels.dim(0)?`. It is not the size of the global batch. Per-replica batches may differ in
@@ -45,16 +45,16 @@ impl<R: Rule> Optimizer<R> {
     ///   state](Optimizer::shard_state), or tables that workers store together.
     ///
     /// After an error, no variable has changed, with two exceptions. Parameter servers, and workers that store tables,
-    /// may have applied some of the gradients. An error of a GPU after the update reports in its message that the step
-    /// was applied.
+    /// may have applied some of the gradients. If a GPU fails after the update, the message of the error says that the
+    /// step was applied.
     #[doc(alias = "tf.keras.optimizers.Optimizer.minimize")]
     #[track_caller]
     pub fn minimize(&self, ctx: &ReplicaContext, loss: Tensor, n: usize) -> Result<Tensor> {
         self.minimize_at(ctx, loss, n, Location::caller())
     }
 
-    /// Acts like [`minimize`](Optimizer::minimize), but errors name the source location `at`. Use it in code that makes
-    /// steps on behalf of a program, such as a training loop.
+    /// Acts like [`minimize`](Optimizer::minimize), but errors name the source location `at`. Use this in code that
+    /// makes steps on behalf of a program, such as a training loop.
     #[doc(hidden)]
     pub fn minimize_at(
         &self,

@@ -15,7 +15,7 @@ use distribute_tensor::compression::Codec;
 use std::sync::Arc;
 
 /// The copies of all local replicas, for each variable that is updated on devices; `None` for other variables. The list
-/// is empty if there are no such variables.
+/// is empty if no variable is updated on devices.
 pub(crate) type Copies<'a> = Vec<Option<Vec<&'a Var>>>;
 
 /// The variables of an optimizer, grouped by whether and how they are trained.
@@ -60,8 +60,8 @@ impl Parameters {
         })
     }
 
-    /// Creates the parameters of an optimizer. `shard` is the unit of the rules if workers shard the state. If there
-    /// are several workers, each then updates its range of every variable or, if the unit is larger than an element,
+    /// Creates the parameters of an optimizer. `shard` is the unit of the rules if workers shard the state; `None` if
+    /// they do not. Each worker then updates its range of every variable or, if the unit is larger than an element,
     /// some of the variables.
     pub(crate) fn new(
         strategy: Strategy,
@@ -208,10 +208,7 @@ impl Parameters {
         MarkWritten(variables.filter_map(|variable| self.device_copies.get(variable)?.as_deref()).collect())
     }
 
-    /// Updates the other copies of variables that have been written.
-    ///
-    /// # Errors
-    /// Returns candle's error if a copy cannot be updated.
+    /// Copies the value of variables that have been written to their other copies.
     pub(crate) fn copy_to_followers(&self) -> Result<()> {
         self.with_followers.iter().try_for_each(Variable::copy_to_followers)
     }
@@ -229,10 +226,7 @@ impl Parameters {
         Ok(())
     }
 
-    /// Returns an error if some variables cannot be trained and are not frozen.
-    ///
-    /// # Errors
-    /// - [`Error::InvalidArgument`]: such variables exist. The error lists their names.
+    /// Returns an error if some variables can neither be trained nor are frozen.
     pub(crate) fn require_fit(&self, operation: &'static str) -> Result<()> {
         if self.untrainable.is_empty() {
             return Ok(());
@@ -247,9 +241,10 @@ impl Parameters {
     }
 }
 
-/// Returns the form in which a replica's packs are sent early. Returns `None` if there are no other workers, or if
-/// gradients are not sent, or are changed on this worker before: always summed, or compressed together with a residual.
-/// Logical replicas may be shared otherwise in a later world.
+/// Returns the encoding of packs. Returns `None` if gradients are not sent early: there are no other workers, the
+/// workers make local steps, gradients are always summed over the replicas of a worker first, or they are compressed
+/// together with a residual. In elastic training with logical replicas, a later world may sum differently, so packs are
+/// used.
 fn packs(strategy: &Strategy) -> Option<PackCoding> {
     if strategy.local_steps().is_some() {
         return None;
@@ -262,13 +257,13 @@ fn packs(strategy: &Strategy) -> Option<PackCoding> {
 }
 
 /// Returns `true` if the sum over each worker's replicas is a complete branch of the tree of sums. The workers can then
-/// send this sum instead of each replica's gradients. It is the same for all workers.
+/// send this sum instead of each replica's gradients. The result is the same on all workers.
 // INV-7
 pub(crate) fn sums_locally_first(world: World) -> bool {
     world.replicas_of_each().is_some_and(|each| each > 1 && each.is_power_of_two())
 }
 
-/// Returns a text with the first names and the number of the omitted ones.
+/// Returns the first names, separated by commas, and the number of the omitted ones.
 pub(crate) fn list_names(names: &[&str]) -> String {
     /// The maximum number of names in a message.
     const NAMES: usize = 10;

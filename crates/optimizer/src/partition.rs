@@ -7,9 +7,9 @@ use distribute_optim::Unit;
 use distribute_tensor::partition;
 use std::ops::Range;
 
-/// The number of elements that are reduced and updated at once. Together with their slots they fit into the first-level
-/// cache. The ranges of replicas and workers end at multiples of this number, so sums over blocks do not depend on the
-/// number of ranges.
+/// The number of elements that are reduced and updated at once. With their slots, these elements fit into the
+/// first-level cache. The ranges of replicas and workers end at multiples of this number, so sums over blocks do not
+/// depend on the number of ranges.
 pub(crate) const BLOCK: usize = 2048;
 
 /// A partition: the range of each variable that each worker updates and for which the worker keeps slots. It is the
@@ -17,8 +17,8 @@ pub(crate) const BLOCK: usize = 2048;
 #[derive(Clone, Debug)]
 pub(crate) struct Partition {
     world: World,
-    /// The part of a variable that the rules need at once. If it is larger than an element, each variable has a single
-    /// assignee.
+    /// The part of a variable that the rules need at once. If this is larger than an element, each variable has a
+    /// single assignee.
     unit: Unit,
     by_variable: Vec<VariablePartition>,
 }

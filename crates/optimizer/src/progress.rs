@@ -11,7 +11,8 @@ use std::sync::{
 /// wait for the end of a step.
 #[derive(Debug)]
 pub(crate) struct Progress {
-    /// The number of finished steps. If a coordinator's closure must run again, its steps are subtracted.
+    /// The number of finished steps. If a coordinator repeats a closure, the steps of the failed attempt are
+    /// subtracted.
     finished: Arc<AtomicU64>,
     /// Whether a step or a restore has begun to write the state, and has not written all of it.
     incomplete: AtomicBool,
@@ -37,7 +38,7 @@ impl Progress {
         self.incomplete.load(Ordering::Relaxed)
     }
 
-    /// Returns the slots for reading, or an error while a step writes them.
+    /// Returns the slots for reading, or an error if a step is writing them.
     pub(crate) fn read(&self, operation: &'static str) -> Result<RwLockReadGuard<'_, Vec<Slots>>> {
         match self.slots.try_read() {
             Ok(slots) => Ok(slots),
@@ -72,7 +73,7 @@ impl Progress {
         self.slots_mut().retain(|_| index.next().is_some_and(&predicate));
     }
 
-    /// Returns the slots for adding or removing some, before other threads have access.
+    /// Returns the slots, to add or remove some before other threads have access.
     pub(crate) fn slots_mut(&mut self) -> RwLockWriteGuard<'_, Vec<Slots>> {
         self.slots.write().unwrap_or_else(PoisonError::into_inner)
     }

@@ -23,7 +23,8 @@ impl Rate {
         }
     }
 
-    /// Acts like [`after`](Rate::after), but returns an error if the schedule panics or the rate is invalid.
+    /// Acts like [`after`](Rate::after), but returns an error if the schedule panics, or if the rate is negative or not
+    /// finite.
     pub(crate) fn for_step(&self, finished: u64, operation: &'static str) -> Result<f64> {
         let learning_rate =
             catch_unwind(AssertUnwindSafe(|| self.after(finished))).map_err(|panic| panicked(&*panic))?;

@@ -7,7 +7,7 @@ use distribute_core::Strategy;
 use distribute_ps_client::internal::{LockStep, RemoteVariable};
 use std::sync::Arc;
 
-/// The workers that store the rows of a table.
+/// The assignment of a table's rows to the workers that store them.
 #[derive(Debug)]
 pub(crate) struct RowOwners {
     table: Arc<RemoteVariable>,
@@ -38,7 +38,7 @@ impl RowOwners {
     }
 }
 
-/// Returns, for each worker, the positions in `rows` of the rows that it owns.
+/// Returns, for each worker, the positions in `rows` of the rows that the worker owns.
 fn positions(rows: &[usize], workers: usize, owner: impl Fn(usize) -> usize) -> Result<Vec<Vec<usize>>> {
     let mut positions = vec![Vec::new(); workers];
     for (position, row) in rows.iter().enumerate() {

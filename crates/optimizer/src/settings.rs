@@ -12,10 +12,10 @@ use distribute_optim::{Averaged, Rule, Schedule};
 use std::sync::Arc;
 
 impl<R: Rule> Optimizer<R> {
-    /// Takes the learning rate of each step from a schedule, instead of the initial rate. A schedule depends only on
-    /// the number of finished steps, so a resumed training run continues with the same rates. The schedule is called
-    /// once per step for all replicas, on replica 0 and in cross-replica context. The other replicas wait for the
-    /// schedule, but no longer than the strategy's timeout.
+    /// Takes the learning rate of each step from a schedule, instead of using a constant rate. A schedule depends only
+    /// on the number of finished steps, so a resumed training run continues with the same rates. Replica 0 calls the
+    /// schedule once per step for all replicas, in cross-replica context. The other replicas wait for the schedule, but
+    /// no longer than the strategy's timeout.
     ///
     /// # Errors
     /// - [`Error::Hyperparameter`]: a parameter of the schedule is out of range.
@@ -69,8 +69,8 @@ impl<R: Rule> Optimizer<R> {
     /// added.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`]: a parameter is out of range, or the transform is [`Transform::each`] and the
-    ///   [state is sharded](Optimizer::shard_state).
+    /// - [`Error::InvalidArgument`]: a parameter of the transform is out of range, or the transform is
+    ///   [`Transform::each`] and the [state is sharded](Optimizer::shard_state).
     /// - [`Error::NotSupported`]: the variables are on parameter servers, and the transform clips by the global norm,
     ///   is the weight decay of a table of which only rows are fetched, or is [`Transform::each`] with a table of ids.
     /// - [`Error::NotSupported`]: the workers store tables together, and the transform is [`Transform::each`].
@@ -82,8 +82,8 @@ impl<R: Rule> Optimizer<R> {
         Ok(self)
     }
 
-    /// Sets the reaction to variables that have no gradient on any replica. They are only detected in the first step of
-    /// this optimizer. By default, a warning names the variables and the likely cause.
+    /// Sets the reaction to variables that have no gradient on any replica. Only the first step of this optimizer
+    /// detects them. By default, a warning names the variables and the likely cause.
     pub fn on_missing_gradients(mut self, then: MissingGradients) -> Self {
         self.inner.missing_gradients = then;
         self.inner.require_comparison();
@@ -92,9 +92,9 @@ impl<R: Rule> Optimizer<R> {
 
     /// Sets the reaction to steps in which a loss or a gradient on any replica is NaN or infinite. By default, a
     /// warning is logged if a loss is not finite. The message names the replica, the step and the variable. If a
-    /// variable itself contains such values, the message also names it. Of consecutive steps of this kind, the first,
-    /// the tenth, the hundredth and so on are reported. With a [dynamic loss scale](crate::LossScale::Dynamic), this
-    /// applies only once its factor is 1: before that, such steps are skipped.
+    /// variable itself contains such values, the message also names that variable. Of consecutive such steps, the
+    /// first, the tenth, the hundredth and so on are reported. With a [dynamic loss scale](crate::LossScale::Dynamic),
+    /// such steps are skipped as long as the factor is greater than 1; this setting applies afterwards.
     ///
     /// ```
     /// # use distribute::{Error, optimizer::NotFinite, prelude::*};
@@ -119,9 +119,9 @@ impl<R: Rule> Optimizer<R> {
         self
     }
 
-    /// Freezes the variables that `names` selects by their names. They keep their values, are not reduced or counted in
-    /// norms, and have no slots, not even in checkpoints. In `minimize`, layers of [`nn`](distribute_nn) do not compute
-    /// their gradients.
+    /// Freezes the variables for whose names `names` returns `true`. They keep their values and have no slots, not even
+    /// in checkpoints. Their gradients are neither reduced nor counted in norms, and layers of [`nn`](distribute_nn) do
+    /// not compute them in `minimize`.
     ///
     /// Variables that are neither f32 nor f64, such as bf16 weights under an adapter, must be frozen before the
     /// first step.
@@ -164,7 +164,7 @@ impl<R: Rule> Optimizer<R> {
     }
 
     /// Sets different hyper-parameters for the variables that `names` selects, for example no weight decay. If several
-    /// calls select a variable, the last one applies.
+    /// calls select a variable, the last one applies to it.
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`]: `names` selects no trained variable (the error lists their names); the rule keeps
@@ -196,11 +196,11 @@ impl<R: Rule> Optimizer<R> {
     /// without sharding.
     ///
     /// With N workers, each keeps one Nth of the slots, such as Adam's two, and computes one Nth of the update. This
-    /// includes tables that are trained by row. The amount of data sent is the same. However, half of it, the updated
+    /// includes tables that are trained by row. The amount of data sent is the same, but half of it, the updated
     /// weights, is sent after the update and does not overlap with the backward pass. Sharding therefore always saves
-    /// memory, and saves time on fast links or with more than two workers. For tables with gradients by row, the new
-    /// values of these rows are sent in addition. If the rule changes all rows, as [`Adam`](super::Adam) does unless it
-    /// is lazy, all values are sent. With one worker nothing changes. Sharding is off by default.
+    /// memory, but saves time only on fast links or with more than two workers. For tables with gradients by row, the
+    /// new values of these rows are sent in addition. If the rule changes all rows, as [`Adam`](super::Adam) does
+    /// unless it is lazy, all values are sent. With one worker nothing changes. Sharding is off by default.
     ///
     /// A rule that needs complete rows or variables ([`Rule::unit`]), such as [`RowAdagrad`](super::RowAdagrad), does
     /// not split variables: each worker updates some of them. The largest variable then bounds what is saved.
@@ -209,9 +209,9 @@ impl<R: Rule> Optimizer<R> {
     /// checkpoint can be restored with any number of workers, sharded or not. If a worker fails, its slots are lost
     /// because no other worker has a copy. Training must then be restored from the last checkpoint.
     ///
-    /// All workers must make this setting before the first step. Clipping by norms requires one more message.
-    /// Transforms and rules that need complete gradients or variables on each worker are not supported. These are
-    /// [`Transform::each`] after the reduction, and rules that may do more than
+    /// The setting must be the same on all workers, and be made before the first step. Clipping by norms requires one
+    /// more message. Transforms and rules that need complete gradients or variables on each worker are not supported.
+    /// These are [`Transform::each`] after the reduction, and rules that may do more than
     /// [compute](crate::rules::Formula::only_computes).
     ///
     /// ```

@@ -13,9 +13,10 @@ use std::ops::Range;
 /// The maximum number of slots of a rule.
 pub(crate) const MAX_SLOTS: usize = 4;
 
-/// Returns the slots of a rule.
+/// Returns the slots of a rule, after checks.
 ///
 /// # Errors
+///
 /// - [`Error::InvalidArgument`]: there are too many slots, their shapes do not fit the unit of the rule, or the rule
 ///   needs complete rows or variables and may do more than compute.
 pub(crate) fn layout(operation: &'static str, rule: &dyn Rule) -> Result<Vec<SlotSpec>> {
@@ -61,7 +62,8 @@ pub(crate) enum SlotShare {
 }
 
 impl SlotShare {
-    /// Returns the number of elements that this process keeps of a slot of a variable with the given shape.
+    /// Returns the number of elements that this process keeps of a slot with `shape`, for a variable with the
+    /// dimensions `variable`.
     pub(crate) fn elements(&self, shape: SlotShape, variable: &[usize]) -> usize {
         match self {
             SlotShare::All => shape.elements(variable),
@@ -71,8 +73,9 @@ impl SlotShare {
     }
 }
 
-/// Returns the elements of a slot that belong to a range of a variable with `elements` elements. If the slot has one
-/// number for each row, the range consists of complete rows.
+/// Returns the range of a slot's elements that belong to the range `at` of a variable. `slot` and `elements` are the
+/// numbers of elements of the slot and of the variable. If the slot has one number for each row, `at` must consist of
+/// complete rows.
 pub(crate) fn slot_range(
     at: &Range<usize>,
     (slot, elements): (usize, usize),
@@ -87,8 +90,8 @@ pub(crate) fn slot_range(
 pub(crate) enum Slots {
     F32(Vec<Vec<f32>>),
     F64(Vec<Vec<f64>>),
-    /// The slots of each local replica, with the shape of the variable: a rule with other slots has no program. All
-    /// replicas have the same values.
+    /// The slots of each local replica, with the shape of the variable. All replicas have the same values. Rules with
+    /// slots of another shape are not applied on devices.
     OnDevices(Vec<Vec<Tensor>>),
 }
 

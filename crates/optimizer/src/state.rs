@@ -13,13 +13,13 @@ use serde_json::json;
 /// rule are saved but not restored: the optimizer keeps those with which it was created. A schedule is not restored
 /// either, and continues at the saved step.
 ///
-/// If gradients are compressed with error feedback, the residual of each replica is saved, such as
-/// `optimizer/compression/residual/3/fc.weight`. Residuals are restored by replica; with fewer replicas, those of the
-/// others are added to them in turn.
+/// If gradients are compressed with error feedback, the residual of each replica is saved, under names such as
+/// `optimizer/compression/residual/3/fc.weight`. Each replica restores its own residual; with fewer replicas, the
+/// residuals of the missing ones are added to those of the others in turn.
 ///
 /// If the workers make [local steps](distribute_core::strategy::LocalSteps), the slots of each worker are saved: those
-/// of the first one as usual, and those of others such as `optimizer/local_steps/worker/1/m/fc.weight`. The momentum of
-/// outer steps is saved, such as `optimizer/local_steps/momentum/fc.weight`.
+/// of the first one as usual, and those of others under names such as `optimizer/local_steps/worker/1/m/fc.weight`. The
+/// momentum of outer steps is saved under names such as `optimizer/local_steps/momentum/fc.weight`.
 ///
 /// Sharded slots are saved in the same format as unsharded ones. The chief gathers them one after another, so the other
 /// workers only need memory for their own slots.
@@ -41,7 +41,7 @@ impl<R: Rule> Checkpointed for Optimizer<R> {
         Ok(())
     }
 
-    /// Returns an error if the workers shard the state or store tables together. A shard of the state is then lost with
+    /// Returns an error if the workers shard the state or store tables together: a shard of the state is then lost with
     /// a failed worker, or tables may already be those of a later step.
     fn rewind(&self) -> Result<()> {
         self.inner.backend.rewind()

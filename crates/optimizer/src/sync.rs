@@ -6,7 +6,7 @@ use distribute_collective::group::GroupCall;
 use distribute_collective::threads::Member;
 use std::sync::Arc;
 
-/// The replicas of one step, after they have exchanged headers. All replicas make each of the calls below except
+/// The replicas of one step, after they have exchanged headers. All replicas call each of the methods below except
 /// [`group_call`](StepSync::group_call), and get the same result or the same error.
 pub(crate) struct StepSync<'a> {
     pub(crate) member: &'a Member,
@@ -34,8 +34,8 @@ impl StepSync<'_> {
         clone_result(&made)
     }
 
-    /// Calls `make`, which may run the program's code, once on replica 0. The others wait, but no longer than the
-    /// timeout. `part` names the work in their error.
+    /// Calls `make`, which may run the program's code, once on replica 0. The other replicas wait, but no longer than
+    /// the timeout. `part` describes the call in the error of a replica that times out.
     pub(crate) fn call_on_leader<R: Clone + Send + Sync + 'static>(
         &self,
         part: &str,
@@ -45,7 +45,7 @@ impl StepSync<'_> {
     }
 
     /// Calls `make((rank, count))`, which may run the program's code, on each replica. Returns the results of all
-    /// replicas to each of them. `part` names the work in errors.
+    /// replicas to each of them. `part` describes the call in errors.
     pub(crate) fn run_on_each<T: Send + Sync + 'static>(
         &self,
         part: &str,

@@ -123,8 +123,8 @@ impl Transform {
         matches!(self.0, TransformKind::WeightDecay(_))
     }
 
-    /// Returns the closure of [`Transform::each`]; `None` for other transforms. A closure needs complete gradients. All
-    /// other transforms process one element at a time.
+    /// Returns the closure of [`Transform::each`]; `None` for other transforms. Only closures need complete gradients:
+    /// all other transforms change one element at a time.
     pub(crate) fn closure(&self) -> Option<&GradientFn> {
         match &self.0 {
             TransformKind::Each(change) => Some(&**change),
@@ -157,8 +157,8 @@ enum ElementChange {
 }
 
 impl ResolvedTransforms {
-    /// Computes the norms in `transforms`. `squares` receives the transforms resolved so far. It returns pairs of a
-    /// variable's index and the sum of squares of one of its ranges after those transforms.
+    /// Computes the norms that `transforms` need. `squares` receives the transforms resolved so far, and returns pairs:
+    /// the index of a variable, and the sum of squares of one of its ranges after those transforms.
     pub(crate) fn new(
         transforms: &[Transform],
         variables: usize,

@@ -52,12 +52,12 @@ impl Role {
     }
 }
 
-/// Serves other tasks if this process is a parameter server or a worker, and blocks until the chief
-/// [stops](distribute_core::Strategy::end_servers) it, or until no client has been connected for the length of the
-/// [lease](ServeBuilder::lease). In any other process, returns immediately. Returns the role of this process; if it
-/// [has served](Role::has_served), the program should exit.
+/// Serves other tasks if this process is a parameter server or a worker. Returns the role of this process; if it [has
+/// served](Role::has_served), the program should exit.
 ///
-/// Use [`ServeBuilder`] to change settings.
+/// A process that serves blocks until the chief [stops](distribute_core::Strategy::end_servers) it, or until no client
+/// has been connected for the length of the [lease](ServeBuilder::lease). In any other process, this returns
+/// immediately. Use [`ServeBuilder`] to change settings.
 ///
 /// ```no_run
 /// use distribute::prelude::*;
@@ -132,9 +132,9 @@ impl ServeBuilder {
     }
 
     /// Replicates each parameter server to the next one, and the last to the first. Each acknowledged change is then on
-    /// two servers: on its own server, also in the folder if there is one, and in the memory of the next. A server that
-    /// has lost its folder or machine resumes from its replica. The environment variable `DISTRIBUTE_PS_REPLICAS=1` has
-    /// the same effect. All servers of a cluster must have the same setting.
+    /// two servers: on its own server, including its folder if it has one, and in the memory of the next. A server that
+    /// has lost its folder or machine is restored from its replica. The environment variable `DISTRIBUTE_PS_REPLICAS=1`
+    /// has the same effect. All servers of a cluster must have the same setting.
     ///
     /// Each change is sent over the network a second time before it is acknowledged, and tables need twice
     /// the memory. While a server is unavailable, the server that it replicates does not accept changes.
@@ -155,14 +155,15 @@ impl ServeBuilder {
         Self { credentials: self.credentials.job(name), ..self }
     }
 
-    /// Serves other tasks if `resolver` reports that this process is a parameter server or a worker, and blocks until
-    /// the chief stops it, or until no client has been connected for the length of the [lease](Self::lease). Returns
-    /// the role of this process.
+    /// Serves other tasks if `resolver` reports that this process is a parameter server or a worker. Returns the role
+    /// of this process.
     ///
-    /// A parameter server that is restarted with the same folder resumes with its previous state. Clients
-    /// wait for it in the meantime.
+    /// A process that serves blocks until the chief stops it, or until no client has been connected for the length of
+    /// the [lease](Self::lease). A parameter server that is restarted with the same folder resumes with its previous
+    /// state. Clients wait for it in the meantime.
     ///
     /// # Errors
+    ///
     /// - [`Error::Cluster`]: the cluster cannot be resolved, or this process is not part of it.
     /// - [`Error::Failed`] of the kind [`Configuration`](ErrorKind::Configuration): the task cannot listen, its folder
     ///   cannot be read, or connections would not be protected; or servers are replicated, but there is only one.
@@ -217,13 +218,13 @@ impl ServeBuilder {
 
     /// Sets the settings in which this worker's strategy differs from the coordinator's, for example its devices. The
     /// coordinator determines the partitioner, the placement, the staleness, and all timeouts that are not set here.
-    /// The cluster and the credentials are those of this task.
+    /// The cluster and the credentials always are those of this task.
     pub fn strategy(self, settings: ParameterServerStrategyBuilder) -> Self {
         Self { strategy: Some(settings), ..self }
     }
 
-    /// Serves only if this process is a parameter server. Workers run the whole program themselves, as in between-graph
-    /// replication.
+    /// Serves only if this process is a parameter server. Use this if workers run the complete program themselves, as
+    /// in between-graph replication.
     pub fn parameter_servers_only(self) -> Self {
         Self { only_parameter_servers: true, ..self }
     }
@@ -253,8 +254,8 @@ impl ServeBuilder {
     }
 }
 
-/// Returns the server that replicates a task: the next server, or the first one if the task is the last. Fails if there
-/// is only one server.
+/// Returns the server that replicates a task: the next server, or the first one if the task is the last. Returns an
+/// error if there is only one server.
 fn follower(cluster: &ClusterSpec, task: &Task) -> Result<Task> {
     let mut all = cluster.task_indices(&Job::Ps)?;
     all.sort_unstable();

@@ -39,7 +39,7 @@ impl StrategyExtended for Local {
     }
 }
 
-/// The constructor of a [`Strategy`] with a single replica on one device. Reductions have nothing to combine.
+/// The constructor of a [`Strategy`] with a single replica on one device. Reductions return the value of this replica.
 #[doc(alias = "tf.distribute.OneDeviceStrategy")]
 #[derive(Debug)]
 pub enum OneDeviceStrategy {}
@@ -75,8 +75,8 @@ impl OneDeviceStrategy {
 pub enum MirroredStrategy {}
 
 impl MirroredStrategy {
-    /// Creates a strategy with a replica on each of the given devices, such as `["cpu:0", "cpu:1"]`. In one call, a
-    /// replica waits for the others for at most 60 s.
+    /// Creates a strategy with a replica on each of the given devices, such as `["cpu:0", "cpu:1"]`. A replica waits
+    /// for the others for at most 60 s in each call.
     ///
     /// # Errors
     /// - [`Error::Device`]: a name cannot be parsed, a device is named twice, or a device cannot be opened.

@@ -49,7 +49,7 @@ pub fn put(var: &Var, first: usize, values: &HostTensor) -> Result<()> {
 }
 
 /// Calls `change` with the elements of an `f32` variable: in place if it is contiguous on the CPU, otherwise with a
-/// copy on the host, which then replaces them.
+/// copy on the host, which is then written back.
 ///
 /// # Errors
 /// - [`Error::Candle`], [`Error::Tensor`]: the variable has a different dtype, or a copy fails.

@@ -12,13 +12,13 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 /// The variable itself is in CPU memory, where it is initialized and saved. Code that writes it there [marks it as
 /// written](Self::mark_written), and each replica [refreshes](Self::refresh) its own copy before it computes. An
 /// optimizer may [write the copies](Self::write_on_devices) instead of the variable. Code that then reads the variable
-/// first [copies the value back](Self::sync_to_host). Only this code waits for a device.
+/// first [copies the value back](Self::sync_to_host). Copying back is the only operation that waits for a device.
 #[derive(Debug)]
 pub struct DeviceCopies {
     variable: Var,
     /// The number of times that the variable has been written.
     version: AtomicU64,
-    /// The accesses to the variable itself that are tracked, as a [`Tracking`] value.
+    /// The accesses to the variable itself that are tracked, as the number of a [`Tracking`] variant.
     tracking: AtomicU8,
     /// The states of the replicas' copies.
     states: Coherent<u64>,
@@ -26,7 +26,8 @@ pub struct DeviceCopies {
     replicas: Vec<Option<Replica>>,
 }
 
-/// The accesses to the variable itself that are tracked. The variants are ordered from most to least.
+/// The accesses to the variable itself that are tracked. The order of the variants matters: each tracks less than the
+/// one before.
 #[repr(u8)]
 enum Tracking {
     /// Reads and writes. Every read goes through the variable's storage, which first copies the value back.
@@ -88,7 +89,7 @@ impl DeviceCopies {
         })
     }
 
-    /// Returns `true` if at least the given accesses are tracked.
+    /// Returns `true` if the accesses of `least` are tracked, and possibly more.
     fn tracks(&self, least: Tracking) -> bool {
         self.tracking.load(Ordering::Relaxed) <= least as u8
     }

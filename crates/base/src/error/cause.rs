@@ -22,8 +22,8 @@ impl Error {
         }
     }
 
-    /// Returns the rank of the worker whose failure caused the error, if there is one. If the error is one of the
-    /// program's own, its sources are also searched.
+    /// Returns the rank of the worker whose failure caused the error; `None` if there is none. The sources of a
+    /// program's own error are searched as well.
     #[doc(hidden)]
     pub fn worker(&self) -> Option<usize> {
         match self {
@@ -35,8 +35,8 @@ impl Error {
         }
     }
 
-    /// Returns `true` if the error was returned because new workers are waiting to join. If the error is one of the
-    /// program's own, its sources are also searched.
+    /// Returns `true` if the error was returned because new workers are waiting to join. The sources of a program's own
+    /// error are searched as well.
     #[doc(hidden)]
     pub fn is_waiting(&self) -> bool {
         match self.root_cause() {
@@ -46,8 +46,8 @@ impl Error {
         }
     }
 
-    /// Returns the [`Error::Drift`] that is the cause, if there is one. If the error is one of the program's own, its
-    /// sources are also searched.
+    /// Returns the [`Error::Drift`] that is the cause; `None` if there is none. The sources of a program's own error
+    /// are searched as well.
     #[doc(hidden)]
     pub fn drift(&self) -> Option<&Error> {
         match self.root_cause() {
@@ -77,7 +77,7 @@ impl Error {
         if spares > 0 && self.has_training_ended() { Error::UnusedSpare { operation } } else { self }
     }
 
-    /// Returns the [`Error::UnusedSpare`] among an error of a program and its sources, if there is one.
+    /// Returns the [`Error::UnusedSpare`] that a program's error is or has among its sources; `None` if there is none.
     #[doc(hidden)]
     pub fn unused_spare<'e>(error: &'e (dyn StdError + 'static)) -> Option<&'e Error> {
         own_errors(error).find_map(|error| match error.root_cause() {
@@ -87,8 +87,8 @@ impl Error {
         })
     }
 
-    /// Returns the disagreement or failure of a collective, if that is the cause. If the error is one of the program's
-    /// own, its sources are also searched.
+    /// Returns the disagreement or failure of a collective that is the cause; `None` if there is none. The sources of a
+    /// program's own error are searched as well.
     pub fn blame(&self) -> Option<&Blame> {
         match self.root_cause() {
             Error::Collective(blame) => Some(blame),

@@ -336,7 +336,7 @@ fn of_coordinator(error: &Coordinator) -> ErrorKind {
 }
 
 /// Returns the kind of the program's own error. The first error of this crate among the error and its sources
-/// determines it. Otherwise the first error of candle, of a dataset or of the operating system does.
+/// determines the kind; otherwise the first error of candle, of a dataset or of the operating system.
 fn of_user(error: &(dyn StdError + 'static)) -> ErrorKind {
     if let Some(own) = own_errors(error).next() {
         return own.kind();

@@ -57,7 +57,7 @@ pub enum Error {
         #[source]
         source: Box<Error>,
     },
-    /// A worker failed, either in its own program or in its part of an operation of all workers.
+    /// A worker failed, either in its own program or in its share of an operation of all workers.
     #[error("worker {worker}{} failed: {source}", located(process))]
     Worker {
         /// The rank of the worker, from 0.
@@ -84,7 +84,7 @@ pub enum Error {
     /// replica gets the same text.
     #[error("{0}")]
     Collective(Arc<Blame>),
-    /// The closure failed on a replica whose batch has no rows.
+    /// The closure failed on a replica whose per-replica batch has no rows.
     #[error(
         "replica {replica} got an empty batch, and the closure failed on it; {advice}; the closure's error: {source}"
     )]
@@ -204,7 +204,7 @@ pub enum Error {
         /// The first variable, by name, whose gradient on that replica is not finite; `None` if only the loss
         /// is not finite.
         variable: Option<String>,
-        /// The place where the number was found, its likely origin, and what to check.
+        /// The location of the number, its likely origin, and what to check.
         reason: String,
     },
     /// A variable that must be equal on all workers differs. All workers get the same text, and the step has not begun.
@@ -219,7 +219,7 @@ pub enum Error {
         /// The workers on which the value of a variable differs from the majority's; all workers if a variable has no
         /// value that a majority has.
         workers: Vec<usize>,
-        /// A text that names variables and workers, and describes a remedy.
+        /// A message that names variables and workers, and describes a remedy.
         reason: String,
     },
     /// New workers are waiting to join, and the step has not begun on any worker. It can be run after the group has
@@ -288,20 +288,20 @@ pub enum Error {
         /// The time that the evaluator waited.
         waited: Duration,
     },
-    /// A step of an optimizer failed when its changes were incomplete. If the state is sharded, this worker had updated
-    /// its shard of the state, but no weight. If workers store tables on parameter servers together, some of the tables
-    /// may have been updated, but no other variable. Later steps of the optimizer, and saves of sharded state, fail
-    /// until the optimizer is restored.
+    /// A step of an optimizer failed after it had made some of its changes. If the state is sharded, this worker had
+    /// updated its shard of the state, but no weight. If workers store tables together, some of the tables may have
+    /// been updated, but no other variable. Later steps of the optimizer, and saves of sharded state, fail until the
+    /// optimizer is restored.
     ///
-    /// Steps also return this error after a restore of tables that workers store together failed, until they are
-    /// restored, and `use_ema` returns it if the weights could not be restored after its closure failed.
+    /// Steps also return this error after a failed restore of tables that workers store together, until a restore
+    /// succeeds. `use_ema` returns the error if the weights could not be restored after its closure failed.
     #[error("{operation}: {reason}")]
     IncompleteState {
         /// The function that was called.
         operation: &'static str,
         /// The sequence number of the step among this optimizer's steps.
         step: u64,
-        /// A description of the place where the step failed, and a remedy.
+        /// A description of the point at which the step failed, and a remedy.
         reason: String,
         /// The error that caused the step to fail; `None` in the errors of later steps and saves.
         #[source]

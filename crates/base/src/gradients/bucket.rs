@@ -21,8 +21,8 @@ pub struct BucketPool {
     sizes: Vec<(DType, usize)>,
     /// The idle buckets, by replica. A replica reuses its own buckets, because their memory is close to its core.
     idle: Mutex<Vec<Vec<BucketMemory>>>,
-    /// The form in which packs are sent to other workers, with the buffers for packs; `None` if the replicas'
-    /// gradients are summed first.
+    /// The encoding of packs, with the buffers for packs; `None` if the replicas' gradients are summed before anything
+    /// is sent.
     packs: Option<PackCoding>,
     /// The ranges of each variable that each worker receives; `None` if each worker receives everything or an equal
     /// range of each pack.
@@ -64,9 +64,9 @@ impl BucketPool {
         lock(&self.idle).iter().map(Vec::len).collect()
     }
 
-    /// Returns an empty bucket for a replica of this process. `early` sends complete packs before the call in which
-    /// they are reduced. If the generation of the group has changed, discards the layout and the order, because the
-    /// previous generation's workers agreed on them.
+    /// Returns an empty bucket for a replica of this process. If `early` is given, complete packs are sent before the
+    /// call in which they are reduced. If the generation of the group has changed, discards the layout and the order,
+    /// because the previous generation's workers agreed on them.
     pub fn take(self: &Arc<Self>, replica: usize, generation: u64, early: Option<EarlySend>) -> Bucket {
         let mut known = lock(&self.layout);
         if known.0 != generation {
@@ -98,8 +98,8 @@ impl BucketPool {
     }
 
     /// Returns the layout of packs for the gradients of the variables that are `dense`. The next buckets use the same
-    /// layout. If an `order` is given, the variables have this order. Otherwise the previous layout is returned as long
-    /// as the same variables are dense, and a new layout has the order of the variables' indices.
+    /// layout. If an `order` is given, packs are filled in this order. Otherwise the previous layout is returned if the
+    /// same variables are dense; if not, a new one is filled in the order of the variables' indices.
     pub fn layout(&self, dense: &[bool], order: Option<&[u32]>) -> Arc<Layout> {
         let layout = &mut lock(&self.layout).1;
         match &*layout {
@@ -134,7 +134,7 @@ struct BucketMemory {
     /// The state of each variable's gradient.
     slots: Vec<Slot>,
     ready: ReadyTracker,
-    /// The digest of the layout whose variables have no elements here; 0 before there is a layout.
+    /// The digest of the layout for whose variables this bucket has no memory; 0 before there is a layout.
     left_to: u64,
 }
 
@@ -165,7 +165,7 @@ pub struct Bucket {
     replica: usize,
     memory: BucketMemory,
     /// The packs for other workers, for the variables that had a dense gradient in the last step, or for large
-    /// variables in the first step; `None` if gradients are not written into packs, or not yet.
+    /// variables in the first step; `None` if gradients are not written into packs, or if there is no layout yet.
     packs: Option<PackWriter>,
     /// Whether the workers have agreed on the layout of the packs.
     is_agreed: bool,
@@ -197,11 +197,13 @@ impl Bucket {
         self.packs.as_ref().is_some_and(|packs| packs.layout().has(number))
     }
 
-    /// Ends the step for the packs, and returns all of them. First sets all variables in them to zero except those in
-    /// `filled`, which must be sorted. If packs are sent early, then sends the rest, unless a pack has changed after it
-    /// was sent: the caller must then send all packs. Returns `None` if gradients are not written into packs, or not
-    /// yet in this step. `joined` contains the variables whose gradients have contributions that no layer wrote. The
-    /// first replica records the order in which its gradients were completed.
+    /// Ends the step for the packs, and returns all of them. Returns `None` if gradients are not written into packs, or
+    /// if there is no layout yet.
+    ///
+    /// First sets all variables in the packs to zero except those in `filled`, which must be sorted. `joined` contains
+    /// the variables whose gradients have contributions that no layer wrote. If packs are sent early, sends the rest,
+    /// unless a pack has changed after it was sent: the caller must then send all packs. The first replica records the
+    /// order in which its gradients were completed.
     fn take_packs(&mut self, filled: &[usize], joined: Vec<usize>) -> Option<Arc<PackedGradients>> {
         self.pool.packs.as_ref()?;
         self.memory.ready.end(joined);
@@ -235,8 +237,9 @@ impl Bucket {
         }
     }
 
-    /// Makes the gradient of a variable dense, with the rows that were added before. Returns its elements, and whether
-    /// the caller must add to them instead of setting them. Returns `None` if the variable has a different dtype.
+    /// Makes the gradient of a variable dense, including the rows that were added before. Returns its elements, and
+    /// whether the caller must add to them instead of setting them. Returns `None` if the variable has a different
+    /// dtype.
     pub(super) fn dense_mut<T: Number>(&mut self, number: usize) -> Option<(&mut [T], bool)> {
         let Self { pool, memory: BucketMemory { elements, slots, .. }, packs, .. } = self;
         let dense: &mut [T] = match packs.as_mut().and_then(|packs| packs.elements_mut(number)) {
@@ -313,9 +316,9 @@ impl Bucket {
         })
     }
 
-    /// Returns the gradients of all variables: the sums of the gradients that layers have written into the bucket and
-    /// those in `found`, which candle has computed and which must be on the host. If packs are sent early, sends the
-    /// rest of them, unless a pack has changed after it was sent.
+    /// Returns the gradients of all variables. Each is the sum of the gradient that layers have written into the bucket
+    /// and the one in `found`, which candle has computed. Gradients in `found` must be on the host. If packs are sent
+    /// early, sends the rest of them, unless a pack has changed after it was sent.
     ///
     /// # Errors
     /// Returns candle's error if a gradient in `found` cannot be read.

@@ -23,17 +23,17 @@ impl PackCoding {
         &self.buffers
     }
 
-    /// Returns the type in which numbers of `dtype` are sent.
+    /// Returns the type in which elements of `dtype` are sent.
     pub fn wire(&self, dtype: DType) -> Wire {
         if dtype == DType::F32 { self.wire } else { Wire::Full }
     }
 
-    /// Returns the number of bytes in which `bytes` bytes of `dtype` are sent.
+    /// Returns the number of bytes that are sent for `bytes` bytes of elements of `dtype`.
     pub fn len(&self, dtype: DType, bytes: usize) -> usize {
         self.wire(dtype).len(bytes)
     }
 
-    /// Returns elements in the form in which they are sent. They are not copied if they are sent unchanged.
+    /// Encodes elements for sending. They are not copied if they are sent unchanged.
     pub fn encode(&self, dtype: DType, elements: Bytes) -> Bytes {
         if self.wire(dtype) == Wire::Full {
             return elements;

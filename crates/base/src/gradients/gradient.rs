@@ -65,7 +65,8 @@ impl ReplicaGradient {
         }
     }
 
-    /// Rounds `f32` rows on the host to the type in which they are sent. Other gradients are unchanged.
+    /// Rounds rows of `f32` on the host to the precision of `wire`, in which they are sent. Does not change other
+    /// gradients.
     pub fn round_rows(&mut self, wire: Wire) {
         if let Self::Rows(Rows { values: RowValues::Host(Elements::F32(values)), .. }) = self {
             wire.round(values);
@@ -90,7 +91,7 @@ impl ReplicaGradient {
         })))
     }
 
-    /// Copies the gradient to the host if it is on a device. Waits for the device.
+    /// Returns the gradient on the host: a copy if it is on a device. Waits for the device.
     ///
     /// # Errors
     /// Returns candle's error if the device fails.
@@ -102,10 +103,10 @@ impl ReplicaGradient {
         })
     }
 
-    /// Copies the gradient to the device of `copy`, which is the copy of the variable that the replica
-    /// computes with.
+    /// Returns the gradient on the device of `copy`, which is the copy of the variable that the replica computes with.
     ///
     /// # Errors
+    ///
     /// Returns candle's error if the device fails.
     pub fn into_device(self, copy: &Var) -> Result<Self> {
         let device = copy.device();
@@ -179,8 +180,8 @@ impl ReplicaGradient {
         }
     }
 
-    /// Returns all elements of the variable's gradient as a tensor. Elements in a bucket, in packs or in rows result in
-    /// a tensor on the device of `copy`; rows must be there or on the host. A tensor is returned as it is.
+    /// Returns all elements of the variable's gradient as a tensor. Elements in a bucket, in packs or in rows are
+    /// copied to the device of `copy`; rows must be on that device or on the host. A tensor is returned unchanged.
     ///
     /// # Errors
     /// Returns candle's error if the device fails.
@@ -230,7 +231,7 @@ impl Dense {
     }
 
     /// Returns the elements as a tensor. Elements in a bucket or in packs are copied to a tensor with the variable's
-    /// shape, on the variable's device. A tensor is returned as it is.
+    /// shape, on the variable's device. A tensor is returned unchanged.
     ///
     /// # Errors
     /// Returns candle's error if the elements cannot be copied, or if the gradient contains only a range of them.

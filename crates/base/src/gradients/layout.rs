@@ -110,7 +110,7 @@ impl Layout {
         self.offsets.iter().map(Option::is_some).eq(dense.iter().copied())
     }
 
-    /// Returns `true` if variable `number` is in a pack.
+    /// Returns `true` if the packs contain variable `number`.
     pub fn has(&self, number: usize) -> bool {
         self.offset(number).is_some()
     }
@@ -124,7 +124,8 @@ impl Layout {
         self.offsets.get(number)?.as_ref()
     }
 
-    /// Returns the size of the pack of variable `number`, and its index, if the pack contains no other variable.
+    /// Returns the size in bytes and the index of the pack that contains variable `number` and no other; `None` if
+    /// there is none.
     pub(super) fn lone(&self, number: usize) -> Option<(usize, usize)> {
         let index = self.pack(number)?;
         let pack = self.packs.get(index).filter(|pack| pack.variables == 1)?;

@@ -50,7 +50,8 @@ thread_local! {
     static OPEN: RefCell<Option<Bucket>> = const { RefCell::new(None) };
 }
 
-/// Calls `backward`, in which layers write gradients into `bucket`. If there is no bucket, candle gets all gradients.
+/// Calls `backward`, in which layers write gradients into `bucket`. If there is no bucket, layers return all gradients
+/// to candle.
 pub fn collect<R>(bucket: &mut Option<Bucket>, backward: impl FnOnce() -> R) -> R {
     /// A guard that swaps the thread's bucket and this one back, even after a panic.
     struct SwapOnDrop<'a>(&'a mut Option<Bucket>);

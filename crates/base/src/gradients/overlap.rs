@@ -1,4 +1,4 @@
-//! Sending of a replica's packs while the backward pass is still filling others.
+//! Sending of a replica's complete packs while the backward pass is still filling others.
 
 use super::{Layout, Pack, PackCoding};
 use bytes::Bytes;
@@ -15,8 +15,8 @@ pub(super) struct OverlapSender {
     first: usize,
     /// The number of incomplete variables in each pack.
     open: Vec<usize>,
-    /// The packs that have been sent, in the form in which they were sent, or unencoded if each worker receives its own
-    /// shard. `None` for a pack that has not been sent.
+    /// The packs that have been sent, as they were sent, or unencoded if each worker receives its own shard. `None` for
+    /// a pack that has not been sent.
     sent: Vec<Option<Bytes>>,
 }
 

@@ -21,7 +21,7 @@ pub struct PackWriter {
 
 #[derive(Debug)]
 enum PackState {
-    /// Without memory, because nothing has been written yet.
+    /// A pack into which nothing has been written, and which has no memory.
     Empty,
     Open(Buffer),
     Closed(Bytes),
@@ -102,8 +102,8 @@ impl PackWriter {
         bytes
     }
 
-    /// Uses the pack of another layout for variable `number`, without a copy, and closes it. Returns `false`, and
-    /// changes nothing, if the variable shares its pack with others in this layout or has another size.
+    /// Uses the pack of another layout as the pack of variable `number`, without a copy, and closes it. Returns `false`
+    /// and changes nothing if the variable shares its pack with others in this layout or has another size.
     pub fn adopt(&mut self, number: usize, pack: &Bytes) -> bool {
         let Some((len, index)) = self.layout.lone(number) else { return false };
         match self.packs.get_mut(index) {

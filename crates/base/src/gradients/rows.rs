@@ -7,7 +7,7 @@ use candle_core::{DType, Shape, Tensor};
 use distribute_tensor::HostTensor;
 use distribute_tensor::kernel::RowMerge;
 
-/// Returns the rows of `width` elements at the given positions.
+/// Returns the rows at the given positions. Each row has `width` elements.
 fn take<T: Copy>(values: &[T], positions: &[usize], width: usize) -> Vec<T> {
     let mut taken = Vec::with_capacity(positions.len() * width);
     positions.iter().for_each(|at| taken.extend_from_slice(&values[at * width..][..width]));

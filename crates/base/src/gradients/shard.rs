@@ -22,8 +22,8 @@ pub struct PackShard {
 }
 
 impl PackShard {
-    /// Creates the shard of a worker that updates the given `ranges` of the variables. `whole` contains the offsets of
-    /// the complete variables, and `packs` is the number of packs.
+    /// Creates the shard of a worker that updates the given `ranges` of the variables. `packs` is the number of packs.
+    /// `whole` contains the offset of each complete variable, and `sizes` its dtype and number of elements.
     pub(super) fn new(
         packs: usize,
         whole: &[Option<PackOffset>],
@@ -55,7 +55,7 @@ impl PackShard {
         self.pack_ranges.get(pack).map_or(0, |pack_ranges| pack_ranges.iter().map(Range::len).sum())
     }
 
-    /// Extracts the bytes of a pack that the worker receives. They are copied only if they consist of several ranges.
+    /// Returns the bytes of a pack that the worker receives. They are copied only if they consist of several ranges.
     pub fn extract(&self, pack: usize, bytes: &Bytes, buffers: &Buffers) -> Bytes {
         let pack_ranges = self.pack_ranges.get(pack).map_or(&[][..], |pack_ranges| pack_ranges);
         buffers.concat(pack_ranges.iter().map(|cut| bytes.slice(cut.clone())))

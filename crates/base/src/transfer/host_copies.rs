@@ -44,7 +44,7 @@ impl HostCopies {
         copies
     }
 
-    /// Returns `true` if a tensor is on the host and may contain ids or labels that should be kept.
+    /// Returns `true` if a tensor should be kept: it is on the host, and may contain ids or labels.
     pub fn accepts(here: &Tensor) -> bool {
         here.device().is_cpu()
             && matches!(here.dtype(), DType::U8 | DType::U32 | DType::I64)
@@ -106,7 +106,7 @@ pub fn host_value(tensor: &Tensor) -> Result<Tensor> {
     }
 }
 
-/// Returns a view with the given layout. `all` contains the numbers in the complete memory of a tensor.
+/// Returns a view with the given layout of `all`, the complete memory of a tensor.
 fn view(all: &Tensor, layout: &Layout) -> Result<Tensor> {
     let all = all.flatten_all()?;
     let numbers = match layout.contiguous_offsets() {
@@ -140,7 +140,7 @@ fn size(tensor: &Tensor) -> usize {
 mod tests {
     use super::*;
 
-    /// Keeps ids, whose copy on the device has other numbers, so that tests see which of the two is read.
+    /// Keeps ids together with a copy that has other numbers, so that tests detect which of the two is read.
     fn inserted(ids: usize) -> (Arc<HostCopies>, Tensor) {
         let copies = HostCopies::new();
         let there = Tensor::zeros((ids / 4, 4), DType::U32, &Device::Cpu).unwrap();

@@ -76,12 +76,14 @@ impl<C> CommunicatorSets<C> {
     }
 }
 
-/// Sums `parts[replica][number]` over the replicas. Each replica gets its own copy of the sums. When this returns, the
-/// sums have been enqueued on the GPUs, like all computations of candle. Waits no longer than `patience` for that, and
-/// after a failure no longer than half of it for the abort. A sum that hangs in a GPU's queue is detected only when a
-/// program reads the sum.
+/// Sums `parts[replica][number]` over the replicas. Each replica gets its own copy of the sums.
+///
+/// When this returns, the sums have been enqueued on the GPUs, like all computations of candle. Waiting for that takes
+/// no longer than `patience`; after a failure, aborting takes no longer than half of `patience`. If a sum hangs in a
+/// GPU's queue, this is detected only when a program reads the sum.
 ///
 /// # Errors
+///
 /// - [`Fault::Parts`]: the replicas' parts differ.
 /// - [`Fault::Busy`]: another sum of this process takes too long. Nothing has changed.
 /// - [`Fault::Candle`]: memory could not be allocated, and nothing has changed; or recording events failed after the
@@ -214,8 +216,8 @@ fn ended<L: Library>(
     ended.unwrap_or_else(|| Err(Fault::TimedOut(timed_out(call, &slow, deadline.timeout()))))
 }
 
-/// Aborts communicators. Waits for that at most [`ABORT_TIMEOUT`], and at most half of `patience`: if a GPU hangs, the
-/// abort continues after this has returned. The tensors in `used` are kept until the abort is complete, because the
+/// Aborts communicators. Waits for at most [`ABORT_TIMEOUT`], and at most half of `patience`: if a GPU hangs, the abort
+/// continues after this has returned. The tensors in `used` are kept until the abort is complete, because the
 /// operations may still access them.
 fn abandon<L: Library>(
     library: &'static L,

@@ -124,7 +124,7 @@ impl Library for Nccl {
 }
 
 /// A candle operation on the memory of a part and its sum: the operation's name, and a function. The function receives
-/// both addresses, the number of elements, and the GPU's queue.
+/// both addresses, the number of elements, and the GPU's queue (its CUDA stream).
 ///
 /// cudarc records that the queue reads one tensor and writes the other at this point, so that other queues wait for it.
 struct InMemory<F>(&'static str, F);
@@ -201,10 +201,10 @@ fn device(gpu: usize) -> Result<CudaDevice, CallError> {
 /// release, but its layout does not.
 #[repr(C)]
 struct Access {
-    /// The kind of location: `CU_MEM_LOCATION_TYPE_DEVICE`.
+    /// The kind of location, which is always `CU_MEM_LOCATION_TYPE_DEVICE`.
     kind: c_int,
     device: c_int,
-    /// The access rights: `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
+    /// The access rights, which are always `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
     flags: c_int,
 }
 

@@ -40,7 +40,7 @@ pub(super) enum Fault {
          short, raise the timeout of the strategy, half of which applies to NCCL"
     )]
     Busy {
-        /// The time that this sum has waited for the other.
+        /// The time that this sum has waited for the other one.
         waited: Duration,
     },
     /// The parts cannot be summed, for the given reason.
@@ -52,7 +52,7 @@ pub(super) enum Fault {
 }
 
 impl Fault {
-    /// Converts the fault to an error that names these devices. Candle's errors are returned unchanged.
+    /// Converts the fault to an error that names the given devices. Candle's errors are returned unchanged.
     pub(super) fn on(self, devices: &[DeviceName]) -> Error {
         match self {
             Fault::Candle(error) => Error::Candle(error),

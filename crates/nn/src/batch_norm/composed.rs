@@ -43,7 +43,7 @@ impl Moments {
         Ok(moments::Moments { count: self.count, mean, deviation: all.get(2)?.to_vec1()? })
     }
 
-    /// Returns the targets of the running statistics, like [`moments::Moments::running`].
+    /// Returns the values towards which the running statistics move, like [`moments::Moments::running`].
     pub(super) fn running(&self, remove_mean: bool) -> Result<[Option<Tensor>; 2]> {
         let mean = remove_mean.then(|| (&self.mean + &self.rest)?.flatten_all()).transpose()?;
         let unbiased = self.count / (self.count - 1.);

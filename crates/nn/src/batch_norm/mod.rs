@@ -58,7 +58,7 @@ use std::sync::Arc;
 #[doc(alias = "SyncBatchNormalization")]
 #[derive(Clone, Debug)]
 pub struct BatchNorm {
-    /// The wrapped layer of candle_nn, which contains the variables and evaluates.
+    /// The wrapped layer of candle_nn, which contains the variables and is used in evaluation.
     stock: candle_nn::BatchNorm,
     remove_mean: bool,
     /// The weight of the layer. If the layer has none, this is a variable of ones that no optimizer updates, so that
@@ -110,7 +110,7 @@ impl BatchNorm {
         self.stock.momentum()
     }
 
-    /// Returns the weight and the bias, or `None` if the layer has none.
+    /// Returns the weight and the bias; `None` if the layer has neither.
     pub fn weight_and_bias(&self) -> Option<(&Tensor, &Tensor)> {
         self.stock.weight_and_bias()
     }
@@ -218,7 +218,7 @@ impl BatchNorm {
         Ok(y)
     }
 
-    /// Returns the weight and the bias, converted to the dtype of the computation.
+    /// Returns the weight and the bias, converted to `dtype`.
     fn weight_and_bias_in(&self, dtype: DType) -> Result<(Tensor, Tensor)> {
         Ok((self.weight.to_dtype(dtype)?.contiguous()?, self.bias.to_dtype(dtype)?.contiguous()?))
     }
@@ -236,8 +236,8 @@ impl BatchNorm {
     }
 
     /// Moves the running mean and variance towards `new` with candle_nn's formula. If the new value of a statistic is
-    /// `None`, the statistic does not change. In a replica, both are marked as valid even if the replica's batch is
-    /// empty.
+    /// `None`, the statistic does not change. In a replica, both statistics are marked as valid even if the replica's
+    /// batch is empty.
     fn set_running(&self, new: [Option<Tensor>; 2], context: Option<&ReplicaContext>) -> Result<()> {
         for (running, new) in [self.running_mean(), self.running_var()].into_iter().zip(new) {
             let running = Var::from_tensor(running)?;

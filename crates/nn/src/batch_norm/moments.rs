@@ -39,8 +39,8 @@ pub(super) struct Moments {
 }
 
 impl Moments {
-    /// Computes the moments in two passes, so that no precision is lost if the mean is far from 0. If there are no
-    /// elements, the moments are zeros.
+    /// Computes the moments in two passes, so that no precision is lost if the mean is far from 0. Without elements,
+    /// the moments are zeros.
     pub(super) fn of<T: WithDType>(planes: Planes<'_, T>) -> Self {
         let count = planes.count() as f64;
         let mut mean = vec![0.; planes.channels];
@@ -104,9 +104,10 @@ impl Moments {
         Self { count, ..self }
     }
 
-    /// Returns the targets of the running statistics: the mean, if the mean is removed, and the unbiased variance.
+    /// Returns the values towards which the running statistics move: the mean, if the mean is removed, and the unbiased
+    /// variance.
     ///
-    /// A target is `None` if there are too few elements to compute it.
+    /// A value is `None` if there are too few elements to compute it.
     pub(super) fn running(&self, remove_mean: bool) -> [Option<Vec<f64>>; 2] {
         let mean = (remove_mean && self.count > 0.).then(|| self.mean.clone());
         let unbiased = self.count / (self.count - 1.);
@@ -126,7 +127,7 @@ impl Moments {
     }
 }
 
-/// Sums `term` over all elements, in four lanes that the processor adds in parallel.
+/// Sums `term` over all elements, in four partial sums that the processor computes in parallel.
 pub(super) fn sum<T: WithDType>(elements: &[T], term: impl Fn(f64) -> f64) -> f64 {
     let mut parts = [0.; 4];
     let mut chunks = elements.chunks_exact(4);

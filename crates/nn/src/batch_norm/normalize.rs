@@ -15,9 +15,9 @@ pub(super) struct Normalize {
     pub(super) mean: Vec<f64>,
     /// The inverse square root of the variance plus epsilon, for each channel.
     pub(super) inverse: Vec<f64>,
-    /// The number of elements in each channel, over all replicas.
+    /// The number of elements per channel, over all replicas.
     pub(super) count: f64,
-    /// Whether the mean is computed from x. If not, it is 0.
+    /// Whether the mean is removed. If not, `mean` is 0.
     pub(super) remove_mean: bool,
     /// The collective that the gradient needs; `None` if there are no other replicas.
     pub(super) gradient: Option<Gradient>,
@@ -28,7 +28,7 @@ pub(super) struct Normalize {
 pub(super) struct Gradient {
     pub(super) context: ReplicaContext,
     pub(super) call: Call,
-    /// A handle that exists as long as a graph contains this operation.
+    /// A handle whose reference count shows whether a graph still contains this operation.
     pub(super) graph: Arc<()>,
 }
 
@@ -39,7 +39,7 @@ impl Gradient {
     }
 }
 
-/// The forward call to which the gradient belongs.
+/// The identity of the forward call to which the gradient belongs.
 #[derive(Clone, Copy)]
 pub(super) struct Call {
     pub(super) number: u64,

@@ -1,5 +1,4 @@
-//! The gradients of candle's convolutions with one group, for which candle has no gradients or incorrect ones in some
-//! cases.
+//! The gradients of candle's convolutions with one group. In some cases, candle's own are missing or wrong.
 
 use super::patches::covered;
 use super::{Fused, Operation, Patches, padded};
@@ -115,8 +114,8 @@ pub fn conv_transpose1d_gradients(
     Ok([input_gradient?, weight_gradient?])
 }
 
-/// Returns the height and width of the part of an image that the kernel covers at all positions of `output`. Returns an
-/// error if the kernel or `output` is empty, or if the size overflows.
+/// Returns the height and width of the image area that the kernel covers at all positions of `output`. Returns an error
+/// if the kernel or `output` is empty, or if the size overflows.
 fn extent(output: &Tensor, weight: &Tensor, config: &Conv2dConfig) -> Result<[usize; 2]> {
     let (_, _, height, width) = output.dims4()?;
     let (_, _, k_height, k_width) = weight.dims4()?;
@@ -134,7 +133,7 @@ fn kernel_gradient(image: &Tensor, output: &Tensor, stride: usize, dilation: usi
     image.conv2d(&output, 0, dilation, stride, 1)?.transpose(0, 1)?.contiguous()
 }
 
-/// Returns zeros as gradients if one of the tensors is empty, otherwise `None`.
+/// Returns zeros as gradients if one of the tensors is empty; otherwise returns `None`.
 fn empty_gradient(x: &Tensor, weight: &Tensor, up: &Tensor) -> Result<Option<GradientPair>> {
     if [x, weight, up].iter().all(|tensor| tensor.elem_count() > 0) {
         return Ok(None);

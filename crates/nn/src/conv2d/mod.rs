@@ -168,7 +168,7 @@ impl Module for Conv2d {
 }
 
 impl Conv2d {
-    /// Computes the output for an input that the fused operation supports or that has the dtype of the weight.
+    /// Computes the output. The fused operation must support the input, or the input must have the dtype of the weight.
     fn compute(&self, x: &Tensor) -> Result<Tensor> {
         match self.patches(x) {
             Some(patches) => operation::apply(Fused { patches }, x, &self.weight, self.bias.as_ref()),

@@ -7,7 +7,7 @@ use candle_core::Result;
 use candle_nn::Conv2dConfig;
 use distribute_base::internal::Number;
 
-/// The sizes of a convolution.
+/// The sizes of a convolution, from which its patches are computed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Patches {
     pub(super) images: usize,
@@ -112,13 +112,14 @@ impl Patches {
         Matrix::new(output, self.outputs / self.groups, self.positions())
     }
 
-    /// Returns whether the patches are identical to the image.
+    /// Returns whether the matrix of patches is identical to the image.
     pub(super) fn is_whole(&self) -> bool {
         (self.kernel, self.stride, self.padding) == ([1, 1], 1, 0)
     }
 
-    /// Returns the patches of an image. Writes them to `buffer`, unless they are identical to the image. `buffer` must
-    /// be empty or come from an earlier call of the same sizes, because the elements for padding are not written.
+    /// Returns the matrix of patches of an image. Writes them to `buffer`, unless they are identical to the image.
+    /// `buffer` must be empty or come from an earlier call of the same sizes, because the elements for padding are not
+    /// written.
     pub(super) fn gather<'a, T: Number>(&self, image: &'a [T], buffer: &'a mut Vec<T>) -> Matrix<'a, T> {
         let patches = if self.is_whole() {
             image
@@ -157,10 +158,11 @@ impl Patches {
         });
     }
 
-    /// Calls `line` for each line of positions and each weight of the kernel. Padding is skipped.
+    /// Calls `line` for each weight of the kernel and each row of the result, unless the weight is only over padding.
     ///
-    /// The arguments of `line` are the number of positions, the index of the first element in the image, and the index
-    /// of the first element in the patches. Elements in the image are `stride` apart.
+    /// The arguments of `line` are the number of positions in the row at which the weight is inside the image, the
+    /// index of the first element in the image, and the index of the first element in the patches. Elements in the
+    /// image are `stride` apart.
     fn each_line(&self, mut line: impl FnMut(usize, usize, usize)) {
         let [height, width] = self.input;
         let mut row = 0;

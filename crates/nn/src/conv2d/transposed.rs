@@ -12,7 +12,7 @@ use distribute_base::internal::{Number, with_elements};
 /// The transposed convolution as an operation. Its result has the shape of the convolution's input.
 struct Transposed {
     convolution: Fused,
-    /// The shape of the images that are computed.
+    /// The shape of the images that the operation computes.
     image: [usize; 4],
 }
 

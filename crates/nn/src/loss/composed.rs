@@ -44,7 +44,7 @@ pub(super) fn nll(log_probabilities: &Tensor, labels: &Tensor) -> Result<Tensor>
     OneHotLabels::new(labels, rows, classes, log_probabilities)?.negative_mean(log_probabilities)
 }
 
-/// Returns the rows that have a label. All other rows are replaced by zeros, even if they contain NaN.
+/// Replaces the rows without a label by zeros, even if they contain NaN.
 fn only(has_label: &Tensor, rows: &Tensor) -> Result<Tensor> {
     has_label.broadcast_as(rows.shape())?.contiguous()?.where_cond(rows, &rows.zeros_like()?)
 }
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
     use candle_core::{DType, Device, Var};
 
-    /// Returns the loss and the gradient from both implementations.
+    /// Returns the loss and the gradient, computed by both implementations.
     fn of_both(logits: &[[f64; 3]; 4], labels: &[u32; 4], smoothing: f64) -> [(f64, Vec<Vec<f64>>); 2] {
         let labels = Tensor::new(labels, &Device::Cpu).unwrap();
         [fused::<f64>, cross_entropy].map(|cross_entropy| {

@@ -17,8 +17,8 @@ pub(super) fn cross_entropy<T: Exp>(logits: &Tensor, labels: &Tensor, smoothing:
 }
 
 /// Returns the class of each row, or `None` for a row without a label. As in candle, the largest number of the labels'
-/// dtype means that there is no label. Returns an error if `labels` is not an integer vector with `rows` elements, or
-/// if one of them is not a class.
+/// dtype marks a row without a label. Returns an error if `labels` is not an integer vector with `rows` elements, or if
+/// a label is not a class.
 pub(super) fn read(labels: &Tensor, rows: usize, classes: usize) -> Result<Vec<Option<usize>>> {
     if classes == 0 {
         bail!("cross-entropy: logits {:?} have no class", [rows, classes]);
@@ -56,8 +56,8 @@ struct CrossEntropy<T> {
     smoothing: f64,
 }
 
-/// The number of logits that are processed at once, but at least one row. They stay in the L1 cache, and several narrow
-/// rows share a register.
+/// The number of logits that are processed at once, in complete rows and at least one. This many logits stay in the L1
+/// cache, and several narrow rows share a register.
 const BLOCK: usize = 2048;
 
 impl<T: Exp> CrossEntropy<T> {

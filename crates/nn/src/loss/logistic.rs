@@ -1,5 +1,5 @@
-//! The binary cross-entropy of logits with candle's operations, on any device. Its gradient is also exact for any
-//! logit.
+//! The binary cross-entropy of logits with candle's operations, on any device. Loss and gradient are exact even for
+//! large logits.
 
 use candle_core::{Result, Tensor};
 use distribute_base::internal::{PrecomputedOp, choose, sum};
@@ -19,10 +19,10 @@ pub(super) fn composed(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
         .apply_op2(&targets.contiguous()?, PrecomputedOp::new("binary cross-entropy", result, backward))
 }
 
-/// Computes the mean of max(x, 0) - x z + ln(1 + e) with e = exp(-|x|).
+/// Computes the mean of max(x, 0) - x z + ln(1 + e), for e = exp(-|x|).
 ///
-/// candle has no exact function for ln(1 + e). If u is 1 + e after rounding, ln(1 + e) is computed as e ln(u) / (u -
-/// 1), or as e if u is 1.
+/// candle has no function that computes ln(1 + e) exactly. Let u be 1 + e after rounding: ln(1 + e) is computed as e
+/// ln(u) / (u - 1), or as e if u is 1.
 fn mean(x: &Tensor, z: &Tensor) -> Result<Tensor> {
     let e = x.abs()?.neg()?.exp()?;
     let u = (&e + 1.)?;

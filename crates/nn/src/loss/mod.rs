@@ -126,8 +126,8 @@ pub fn huber(predictions: &Tensor, targets: &Tensor, delta: f64) -> Result<Tenso
 /// Computes the mean binary cross-entropy of logits and targets with the same shape. Targets must be in [0, 1], which
 /// is not checked.
 ///
-/// The result is exact for any logit. In contrast, candle_nn's loss takes the logarithm of a sigmoid, which is rounded
-/// to 0 or 1 for large logits.
+/// The result is exact even for large logits. candle_nn's loss is not, because it takes the logarithm of a sigmoid,
+/// which is rounded to 0 or 1.
 ///
 /// # Errors
 /// Returns an error if the shapes or dtypes do not match.
@@ -155,8 +155,8 @@ fn pair_loss(x: &Tensor, z: &Tensor) -> Option<DType> {
     (same && is_native(x) && is_native(z)).then(|| x.dtype())
 }
 
-/// Returns the number of rows of logits `[n, classes]` whose label has the largest logit. This counts only this
-/// replica's rows, so sum the results over the replicas.
+/// Returns the number of rows in which the label's logit is the largest. `logits` have shape `[n, classes]`, `labels`
+/// `[n]`. This counts only this replica's rows, so sum the results over the replicas.
 ///
 /// # Errors
 /// Returns an error if the shapes or dtypes do not match.

@@ -11,8 +11,8 @@ use std::marker::PhantomData;
 pub(super) enum PairLoss {
     /// The squared error (x - z)².
     Squared,
-    /// The cross-entropy of the logit x and the probability z: max(x, 0) - x z + ln(1 + e⁻ˡˣˡ). It is exact even for
-    /// logits whose sigmoid would be rounded to 0 or 1.
+    /// The cross-entropy of the logit x and the probability z: max(x, 0) - x z + ln(1 + e⁻ˡˣˡ). The loss is exact even
+    /// for logits whose sigmoid would be rounded to 0 or 1.
     Logistic,
     /// The Huber loss with this delta: ½ d² if the difference d is at most delta in absolute value, otherwise delta
     /// (|d| − ½ delta).
@@ -26,7 +26,7 @@ pub(super) fn mean<T: Exp>(kind: PairLoss, x: &Tensor, z: &Tensor) -> Result<Ten
 
 struct Pairs<T>(PairLoss, PhantomData<T>);
 
-/// The number of sums that are computed in parallel. Each gets [`DEPTH`] pairs before the sums are combined.
+/// The number of sums that are computed in parallel. Each sum gets [`DEPTH`] pairs before the sums are combined.
 const LANES: usize = 8;
 const DEPTH: usize = 32;
 
@@ -104,7 +104,7 @@ fn clamped<T: Exp>(x: T, delta: T) -> T {
 }
 
 /// Returns the sum of the cross-entropies of a block. The numbers 1 + e⁻ˡˣˡ are between 1 and 2. They are multiplied,
-/// which does not overflow within a block, so a single logarithm per lane is enough.
+/// so a single logarithm per lane is enough; the product does not overflow within a block.
 fn logistic<T: Exp>(x: &[T], z: &[T]) -> f64 {
     let zero = T::of(0.);
     let (mut sums, mut products) = ([0.; LANES], [1.; LANES]);
@@ -164,7 +164,7 @@ impl<T: Exp> CustomOp2 for Pairs<T> {
     }
 }
 
-/// Creates a gradient with the shape of both tensors. `of` computes its elements.
+/// Creates a gradient with the shape of both tensors. Its elements are the result of `of`.
 fn gradient<T: Exp>(x: &Tensor, z: &Tensor, of: impl FnOnce(&[T], &[T]) -> Vec<T>) -> Result<Tensor> {
     let gradient = with_elements(x, |x| with_elements(z, |z| of(x, z)))??;
     Tensor::from_vec(gradient, x.shape(), x.device())

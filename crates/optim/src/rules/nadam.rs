@@ -22,7 +22,7 @@ static PRODUCTS: LazyLock<Vec<f64>> = LazyLock::new(|| {
     (0..=SCHEDULED).map(&mut next).collect()
 });
 
-/// Returns 1 − ½ · 0.96ᵗ.
+/// Returns 1 − ½ · 0.96ᵗ for t = `step`: the momentum of the step as a fraction of β₁.
 fn schedule(step: u64) -> f64 {
     1.0 - 0.5 * DECAY.powi(i32::try_from(step).unwrap_or(i32::MAX))
 }

@@ -63,7 +63,7 @@ macro_rules! bits {
             fn read(bytes: &[u8]) -> Vec<Self> {
                 bytes.chunks(size_of::<Self>()).map(|bytes| Self::from_ne_bytes(bytes.try_into().unwrap())).collect()
             }
-            /// No standard says which NaN a result is.
+            /// Returns whether two results have the same bits or are both NaN. No standard defines the bits of a NaN.
             fn same(self, other: Self) -> bool {
                 self.to_bits() == other.to_bits() || self.is_nan() && other.is_nan()
             }
@@ -171,7 +171,7 @@ fn compiled(folder: &Path, kernels: &[Kernel]) -> Option<PathBuf> {
     Some(program)
 }
 
-/// Returns numbers of all kinds, and some everyday ones.
+/// Returns random numbers, among them special values such as NaN and the smallest subnormal number.
 fn numbers<F: Float>(random: &mut SplitMix, precision: Precision, count: usize) -> Vec<F> {
     let (least, most) = match precision {
         Precision::F32 => (f64::from(f32::from_bits(1)), f64::from(f32::MAX)),

@@ -1,4 +1,4 @@
-//! Rules: properties of all of them, and their kernels.
+//! Tests of the rules' properties and kernels.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 

@@ -5,7 +5,8 @@ use candle_core::op::{BinaryOp, UnaryOp};
 use candle_core::{Result, Tensor};
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, PI};
 
-/// Adds the gradients of both arguments. For `maximum` and `minimum`, equal elements share the gradient equally.
+/// Adds the gradients of both arguments to `all`. For `maximum` and `minimum`, equal elements share the gradient
+/// equally.
 pub(super) fn binary(
     op: BinaryOp,
     [left, right]: [&Tensor; 2],

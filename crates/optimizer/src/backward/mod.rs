@@ -75,7 +75,7 @@ fn backward_through(graph: Option<Graph>, loss: &Tensor) -> Result<GradStore> {
     Ok(found)
 }
 
-/// The sum of the gradients found so far, for each node that depends on a variable.
+/// The sum of the gradients found so far, for each node that depends on a variable; `None` if there is none yet.
 struct NodeGradients(HashMap<TensorId, Option<Tensor>>);
 
 impl NodeGradients {
@@ -83,8 +83,8 @@ impl NodeGradients {
         self.0.get_mut(&node.id()).and_then(Option::take)
     }
 
-    /// Adds a gradient of `argument` if `argument` depends on a variable. Otherwise `gradient` is not called. Returns
-    /// an error if the shape or dtype of the gradient differs from that of `argument`.
+    /// Adds a gradient to that of `argument` if `argument` depends on a variable. Otherwise `gradient` is not called.
+    /// Returns an error if the shape or dtype of the gradient differs from that of `argument`.
     fn add(&mut self, argument: &Tensor, gradient: impl FnOnce() -> Result<Tensor>) -> Result<()> {
         self.add_to(argument, |before| {
             let gradient = gradient()?;

@@ -6,7 +6,7 @@ use candle_core::{Result, Tensor};
 use distribute_base::internal::to_device;
 use distribute_nn::gradients as nn;
 
-/// Adds the gradients of the arguments of `op`, given the gradient `upstream` of its result.
+/// Adds the gradients of the arguments of `op` to `all`, given the gradient `upstream` of its result.
 pub(super) fn apply(op: &Op, result: &Tensor, upstream: Tensor, all: &mut NodeGradients) -> Result<()> {
     let up = &upstream;
     match op {
@@ -100,7 +100,7 @@ pub(super) fn apply(op: &Op, result: &Tensor, upstream: Tensor, all: &mut NodeGr
     }
 }
 
-/// Adds the gradients that are not `None`.
+/// Adds the gradients that are not `None` to `all`.
 fn add<const N: usize>(
     all: &mut NodeGradients,
     arguments: [&Tensor; N],

@@ -4,7 +4,7 @@ use super::NodeGradients;
 use candle_core::op::ReduceOp;
 use candle_core::{Result, Tensor};
 
-/// Adds the gradient of the argument of a reduction. `kept` is the shape of the result if reduced axes are kept
+/// Adds the gradient of a reduction's argument to `all`. `kept` is the shape of the result if reduced axes are kept
 /// with size 1. All elements that are equal to a maximum or minimum share its gradient equally, as in TensorFlow.
 pub(super) fn reduce(
     op: ReduceOp,
@@ -29,7 +29,7 @@ pub(super) fn reduce(
     }
 }
 
-/// Returns the gradient of a tensor that was broadcast: for each element, the sum over all its copies.
+/// Returns the gradient of a tensor that was broadcast: for each element, the sum of the gradients of its copies.
 pub(super) fn broadcast_gradient(x: &Tensor, up: &Tensor) -> Result<Tensor> {
     let new = up.rank() - x.rank();
     let copied = |axis: &usize| *axis < new || up.dims()[*axis] != x.dims()[axis - new];
@@ -96,7 +96,8 @@ pub(super) fn differ_on_other_axes(axis: usize, x: &Tensor, indexes: &Tensor) ->
     x.dims().iter().zip(indexes.dims()).enumerate().any(|(other, (x, len))| other != axis && x != len)
 }
 
-/// Returns the gradient of the source of a gather, if the indexes are smaller than the source along other axes.
+/// Returns the gradient of the source of a gather whose indexes are smaller than the source along other axes than
+/// `axis`.
 pub(super) fn gather_gradient(x: &Tensor, indexes: &Tensor, axis: usize, up: &Tensor) -> Result<Tensor> {
     if up.elem_count() == 0 {
         return x.zeros_like();

@@ -4,10 +4,11 @@ use crate::parameters::list_names;
 use distribute_core::internal::UnchangedNorm;
 use std::collections::HashSet;
 
-/// Returns the warning to log after the first step; `None` if there is nothing to report. `unchanged_norms` are the
-/// layers whose running statistics did not change; `trained` are the variables that had gradients. Layers without
-/// gradients are not reported, because they are unused or frozen. Nor are layers whose statistics were loaded, because
-/// the program may freeze those on purpose.
+/// Returns the warning to log after the first step; `None` if there is nothing to report.
+///
+/// `unchanged_norms` are the layers whose running statistics did not change; `trained` are the variables that had
+/// gradients. Two kinds of layers are not reported: layers without gradients, which are unused or frozen, and layers
+/// whose statistics were loaded, which the program may freeze on purpose.
 pub(crate) fn warning(unchanged_norms: Vec<UnchangedNorm>, trained: &HashSet<&str>) -> Option<String> {
     let has_gradient = |path: &str| {
         let name = |last: &str| if path.is_empty() { last.to_owned() } else { format!("{path}.{last}") };

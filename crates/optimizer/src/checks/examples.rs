@@ -44,8 +44,9 @@ impl ExamplesCheck {
     /// of each batch.
     ///
     /// The number of tokens differs between replicas even if the number of rows does not. If all replicas pass the same
-    /// number although their numbers of rows differ, that number counts neither rows nor tokens. The exception is a
-    /// number larger than the rows of any step so far: such batches are probably filled up to a fixed number of tokens.
+    /// number although their numbers of rows differ, that number is probably wrong: it counts neither rows nor tokens.
+    /// The exception is a number larger than the rows of any step so far, because such batches are probably filled up
+    /// to a fixed number of tokens.
     pub(crate) fn warning(&self, batches: impl Iterator<Item = (usize, usize)> + Clone) -> Option<String> {
         if self.done.load(Ordering::Relaxed) {
             return None;

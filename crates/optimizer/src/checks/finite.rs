@@ -51,8 +51,8 @@ pub(crate) fn first_in_tensor(tensor: &Tensor) -> Result<Option<(usize, f64)>> {
     })
 }
 
-/// Finds the first element that is NaN or not below `limit` in absolute value. Returns its index, and NaN or the
-/// infinity with its sign.
+/// Finds the first element that is NaN or not below `limit` in absolute value. Returns its index, and NaN or an
+/// infinity with the element's sign.
 fn first<F: Number>(values: &[F], limit: F) -> Option<(usize, f64)> {
     /// The number of elements that are checked at once, without branches.
     const RUN: usize = 1024;
@@ -62,7 +62,7 @@ fn first<F: Number>(values: &[F], limit: F) -> Option<(usize, f64)> {
     Some((at, value(values[at])))
 }
 
-/// Returns infinity, negative infinity or NaN as f64, for a number that is not finite or too large.
+/// Returns infinity, negative infinity or NaN, depending on the sign of `x`, which is not finite or too large.
 fn value<F: Number>(x: F) -> f64 {
     let zero = F::of(0.);
     match (x > zero, x < zero) {

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// [`on_not_finite`](crate::Optimizer::on_not_finite).
 ///
 /// The gradients are those that each replica contributes to the reduction, after
-/// [`before_reduce`](crate::Optimizer::before_reduce). Checking them takes one pass on each replica.
+/// [`before_reduce`](crate::Optimizer::before_reduce). Checking them costs each replica one pass over its gradients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NotFinite {
     /// Applies the step without a warning.
@@ -35,7 +35,7 @@ impl NotFinite {
     }
 }
 
-/// A count of an optimizer's steps that were not finite.
+/// A counter of an optimizer's steps that were not finite.
 #[derive(Debug, Default)]
 pub(crate) struct NotFiniteCount {
     /// The number of consecutive steps, up to the last one, that were not finite.
@@ -44,8 +44,8 @@ pub(crate) struct NotFiniteCount {
 }
 
 impl NotFiniteCount {
-    /// Counts a step that was not finite. Returns `true` if it should be reported, which applies to the first of
-    /// consecutive steps, the tenth, the hundredth and so on.
+    /// Counts a step that was not finite. Returns `true` if the step should be reported: the first of consecutive ones,
+    /// the tenth, the hundredth and so on.
     pub(crate) fn record(&self) -> bool {
         let count = 1 + self.in_a_row.fetch_add(1, Ordering::Relaxed);
         10u64.pow(count.ilog10()) == count
@@ -81,9 +81,11 @@ pub(crate) struct NotFiniteReport {
 }
 
 /// Returns a report on the first replica of this process whose loss or gradients on the host are not finite; `None` if
-/// there is none. For each replica, `all` contains the loss, summed over the examples, and the gradients. `step` and
-/// `number` are the sequence numbers of the run and of the optimizer's step. To describe the origin of the number,
-/// variables are read on the host, to which they are first copied from devices.
+/// there is none.
+///
+/// For each replica, `all` contains the loss, summed over the examples, and the gradients. `step` and `number` are the
+/// sequence numbers of the run and of the optimizer's step. To find the origin of the number, variables on devices are
+/// copied to the host.
 pub(crate) fn report(
     parameters: &Parameters,
     all: &[(f64, &[Option<ReplicaGradient>])],
@@ -126,8 +128,8 @@ pub(crate) fn report(
     Ok(None)
 }
 
-/// Describes the likely origin of a number that is not finite: a variable that is itself not finite, or a computation
-/// in this step.
+/// Returns a description of the likely origin of a number that is not finite: a variable that is itself not finite, or
+/// a computation in this step.
 fn origin(parameters: &Parameters) -> Result<String> {
     parameters.sync_to_host(&Vec::new())?;
     for (name, variable) in &parameters.variables {

@@ -31,7 +31,7 @@ pub(crate) struct StepLoss<L> {
 
 impl PendingLosses {
     /// Adds a loss. Returns the losses that were read during this call. The first loss is read immediately, later
-    /// losses in growing groups of up to 32.
+    /// losses in growing groups of up to [`MAX`].
     ///
     /// # Errors
     /// Returns candle's error if a loss cannot be read from its device.

@@ -50,7 +50,8 @@ impl StaleCheck {
     }
 }
 
-/// Returns a warning about nodes that were created before the current step; `None` if the warning does not apply.
+/// Returns a warning about nodes that were created before the current step and are reused; `None` if the warning does
+/// not apply.
 fn warning(old: &[&Tensor], parameters: &Parameters) -> Option<String> {
     let all = parameters.variables.iter().enumerate();
     let name_of: HashMap<TensorId, &str> = all
@@ -86,7 +87,7 @@ fn warning(old: &[&Tensor], parameters: &Parameters) -> Option<String> {
     ))
 }
 
-/// Returns the address of a tensor's storage.
+/// Returns the address of a tensor's storage, which identifies the storage.
 fn memory(tensor: &Tensor) -> usize {
     std::ptr::from_ref(&*tensor.storage_and_layout().0).addr()
 }

@@ -14,9 +14,9 @@ use distribute_collective::threads::Member;
 use distribute_core::internal::{different_counts, exchange_in_call, failure, wire};
 use std::panic::Location;
 
-/// The way in which the calls are made.
+/// The context in which the calls of an outer step are made.
 pub(super) enum Calls<'a> {
-    /// The calls are parts of a step, made by the member of its leader.
+    /// The calls are parts of a step; the leader's `member` makes them.
     InStep { member: &'a Member, fingerprint: &'a Fingerprint },
     /// The calls are made between two runs.
     Between { optimizer: &'a Inner, at: &'static Location<'static> },
@@ -45,11 +45,12 @@ impl Calls<'_> {
     }
 }
 
-/// Returns the sum of the contributions of all workers, in the one order of sums. `mine` is the contribution of this
+/// Returns the sum of the contributions of all workers, in the fixed order of sums. `mine` is the contribution of this
 /// worker.
 ///
 /// # Errors
-/// The same error on all workers:
+///
+/// All workers get the same error:
 /// - [`Error::Worker`]: the contribution of a worker is an error.
 /// - [`Error::Failed`], [`Error::InvalidArgument`]: the workers have different settings or learning rates, or have made
 ///   different numbers of outer steps.
@@ -93,7 +94,7 @@ pub(super) fn sum(
     Ok(Flat { f32, f64 })
 }
 
-/// Returns the sum of a vector of all workers, which has the same length on all.
+/// Returns the sum of the workers' vectors, which must have the same length.
 fn sum_vector<F: Number + Real>(
     operation: &'static str,
     calls: &Calls<'_>,

@@ -47,23 +47,24 @@ impl Flat {
         Ok(())
     }
 
-    /// Returns zeros of the same number.
+    /// Returns the same number of zeros.
     pub(super) fn zeros(&self) -> Self {
         Self { f32: vec![0.; self.f32.len()], f64: vec![0.; self.f64.len()] }
     }
 
-    /// Returns the difference to `other`.
+    /// Returns the difference `self` − `other`.
     pub(super) fn minus(&self, other: &Self) -> Self {
         Self { f32: outer::minus(&self.f32, &other.f32), f64: outer::minus(&self.f64, &other.f64) }
     }
 
-    /// Divides by the number of workers.
+    /// Divides each number by the number of workers.
     pub(super) fn divide(&mut self, workers: usize) {
         outer::divide(&mut self.f32, workers);
         outer::divide(&mut self.f64, workers);
     }
 
-    /// Makes a step of SGD with Nesterov momentum.
+    /// Changes the numbers by a step of SGD with Nesterov momentum; `decay` is the fraction of the momentum that is
+    /// kept.
     pub(super) fn descend(
         &mut self,
         gradient: &Self,
@@ -76,7 +77,7 @@ impl Flat {
         Ok(())
     }
 
-    /// Returns the numbers of each variable, with its name.
+    /// Returns the name of each variable and its numbers.
     pub(super) fn tensors<'a>(&self, parameters: &'a Parameters) -> Result<Vec<(&'a str, HostTensor)>> {
         let (mut f32, mut f64) = (self.f32.as_slice(), self.f64.as_slice());
         let tensor = |(name, variable): &'a (String, Var)| {
@@ -90,8 +91,8 @@ impl Flat {
         parameters.variables.iter().map(tensor).collect()
     }
 
-    /// Reads the numbers of all variables from a checkpoint, under the names that `name` returns. Returns `None` if
-    /// there are none.
+    /// Reads the numbers of all variables from a checkpoint, under the names that `name` returns. Returns `None` if the
+    /// checkpoint has none of them.
     pub(super) fn from_checkpoint(
         from: &Reader,
         parameters: &Parameters,

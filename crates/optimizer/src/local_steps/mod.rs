@@ -1,8 +1,8 @@
 //! Local steps: each worker makes some steps alone, after which the workers agree on new weights in an *outer step*.
 //!
-//! A local step is a step of this worker's replicas, as if there were no other workers. An outer step belongs to the
-//! last of them: if it fails on a worker, that worker has not made the step. The place within the local steps and the
-//! number of outer steps are compared when a step begins.
+//! A local step is a step of this worker's replicas, as if there were no other workers. An outer step is part of the
+//! last local step before it: if the outer step fails on a worker, that worker has not made the local step either. When
+//! a step begins, the workers compare their positions within the local steps, and their numbers of outer steps.
 //!
 //! | module | contents |
 //! |---|---|
@@ -56,21 +56,21 @@ pub(crate) struct LocalTraining {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The number of steps since the last outer step, including those that were skipped.
+    /// The number of local steps since the last outer step, including those that were skipped.
     since: u64,
     /// The number of outer steps.
     outer: u64,
-    /// The weights after the last outer step. `None` if the outer step does not need them, and before the first local
-    /// step after an outer step, when the variables have them.
+    /// The weights after the last outer step. `None` if the outer step does not need them, or if no local step has
+    /// begun since, so the variables still contain them.
     agreed: Option<Arc<Flat>>,
     /// The momentum of outer steps, which is the same on all workers; `None` before the first outer step, and if outer
     /// steps have none.
     momentum: Option<Flat>,
-    /// The state before the step that is being made, if it ends with an outer step.
+    /// The state before the step in progress, if that step ends with an outer step.
     backup: Option<Backup>,
 }
 
-/// The state of an optimizer before a step, from which the step can be undone.
+/// The state of an optimizer before a step, to which a failure of the outer step returns.
 #[derive(Debug)]
 struct Backup {
     weights: Arc<Flat>,
@@ -130,9 +130,9 @@ impl LocalTraining {
         Some(Self { settings, strategy, trained, state: Mutex::default() })
     }
 
-    /// Keeps what the next step needs. Returns the facts that the workers compare if it ends with an outer step.
-    /// Replica 0 of each worker makes this call before replicas exchange headers, so that a rule whose `Debug` text
-    /// takes long delays no replica beyond the deadline.
+    /// Saves the weights that the next step needs. If that step ends with an outer step, returns the facts that the
+    /// workers compare. Replica 0 of each worker makes this call before replicas exchange headers, so that a rule whose
+    /// `Debug` text takes long delays no replica beyond the deadline.
     pub(crate) fn begin(&self, optimizer: &Inner, operation: &'static str) -> Result<Option<OuterHeader>> {
         let mut state = lock(&self.state);
         let is_outer = state.since + 1 >= self.settings.steps;
@@ -153,8 +153,8 @@ impl LocalTraining {
         Ok(Some(header(optimizer, state.outer)))
     }
 
-    /// Makes a step of this worker, and the outer step if the step ends with one. All replicas of this worker make this
-    /// call. `group` is the member that makes calls with the other workers.
+    /// Makes a local step of this worker, followed by the outer step if it is due. All replicas of this worker make
+    /// this call. `group` is the member that makes calls with the other workers.
     pub(crate) fn step(
         &self,
         optimizer: &Inner,
@@ -196,7 +196,7 @@ impl LocalTraining {
         agreed
     }
 
-    /// Makes an outer step between two runs, if this worker has trained alone.
+    /// Makes an outer step between two runs, if this worker has made local steps since the last one.
     fn finish(&self, optimizer: &Inner, at: &'static Location<'static>) -> Result<()> {
         const OPERATION: &str = "finish_local_steps";
         // Alone, this worker's weights would be divided by the number of all workers.
@@ -246,8 +246,8 @@ impl LocalTraining {
         Ok(())
     }
 
-    /// Restores the state before a step whose outer step has failed, and returns its error. `finished` is the number of
-    /// steps before it.
+    /// Restores the state before a step whose outer step has failed, and returns the error of the outer step.
+    /// `finished` is the number of steps before it.
     fn undo(&self, optimizer: &Inner, operation: &'static str, error: Error, finished: u64) -> Result<()> {
         let undo = || -> Result<()> {
             let Some(backup) = lock(&self.state).backup.take() else { return Ok(()) };
@@ -288,10 +288,12 @@ impl LocalTraining {
         (state.since, state.outer) = (since, outer);
     }
 
-    /// Returns an error if a step has been made, after which a setting can no longer change.
+    /// Returns an error if local steps have been made, because the state of local steps depends on the trained
+    /// variables.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`]: the state of local steps depends on the trained variables.
+    ///
+    /// - [`Error::InvalidArgument`]: local steps have been made.
     pub(crate) fn require_unused(&self, operation: &'static str) -> Result<()> {
         let state = lock(&self.state);
         if state.since == 0 && state.momentum.is_none() {
@@ -324,9 +326,10 @@ impl Drop for LocalTraining {
 }
 
 impl Inner {
-    /// Returns an error if the workers make local steps. `what` and `advice` are texts of the error.
+    /// Returns an error if the workers make local steps. `what` and `advice` become part of the error.
     ///
     /// # Errors
+    ///
     /// - [`Error::NotSupported`]: the workers make local steps.
     pub(crate) fn require_no_local_steps(
         &self,
@@ -342,19 +345,19 @@ impl Inner {
     }
 }
 
-/// Returns the facts of this worker that are compared in an outer step. This calls the program's code, which formats
-/// rules and transforms. `outer` is the number of outer steps so far.
+/// Returns the facts of this worker that an outer step compares; `outer` is the number of outer steps so far.
+/// Formatting rules and transforms calls the program's code.
 fn header(optimizer: &Inner, outer: u64) -> OuterHeader {
     OuterHeader { outer, settings: digest(&optimizer.settings()), learning_rate: optimizer.rate.constant() }
 }
 
-/// Returns the weights, after variables and slots that were updated on devices have been copied to the host.
+/// Returns the weights. Variables and slots that were updated on devices are first copied to the host.
 fn weights(optimizer: &Inner, change: &Change<'_>) -> Result<Flat> {
     optimizer.parameters.sync_to_host_with_slots(change, &Vec::new())?;
     Flat::of(&optimizer.parameters)
 }
 
-/// Writes the weights, on all devices. `_change` is the right to change them.
+/// Writes the weights, and refreshes their copies. `_change` proves that the caller has the right to change them.
 fn write(optimizer: &Inner, weights: &Flat, _change: &Change<'_>) -> Result<()> {
     let parameters = &*optimizer.parameters;
     let written = parameters.mark_written(0..parameters.variables.len());

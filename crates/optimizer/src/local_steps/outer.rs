@@ -3,12 +3,12 @@
 use distribute_base::internal::Number;
 use distribute_optim::{Momentum, RuleExt, Step, UpdateError};
 
-/// Returns the differences of the elements.
+/// Returns the differences `a` − `b` of the elements.
 pub(super) fn minus<F: Number>(a: &[F], b: &[F]) -> Vec<F> {
     a.iter().zip(b).map(|(a, b)| *a - *b).collect()
 }
 
-/// Divides a sum over the workers by their number. A power of two divides exactly.
+/// Divides a sum over the workers by their number. The division is exact if the number is a power of two.
 pub(super) fn divide<F: Number>(sum: &mut [F], workers: usize) {
     let workers = F::of(workers as f64);
     for x in sum {
@@ -17,7 +17,7 @@ pub(super) fn divide<F: Number>(sum: &mut [F], workers: usize) {
     }
 }
 
-/// Updates `weights` by SGD with Nesterov momentum.
+/// Updates `weights` by a step of SGD with Nesterov momentum. `decay` is the fraction of `momentum` that is kept.
 pub(super) fn descend<F: Number>(
     weights: &mut [F],
     gradient: &[F],

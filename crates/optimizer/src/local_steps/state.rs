@@ -1,8 +1,8 @@
 //! Local steps in a checkpoint.
 //!
-//! A checkpoint that is saved by all workers has the slots of each worker: those of the chief under the usual names,
-//! and those of the others under the number of the worker. A worker that sends its state to another saves its own
-//! slots, and the weights after the last outer step.
+//! A checkpoint that all workers save together contains the slots of each worker: those of the chief under the usual
+//! names, and those of the others under names with the worker's number. A checkpoint that one worker sends to another
+//! contains only the slots of its sender, and the weights after the last outer step.
 
 use super::flat::Flat;
 use super::{LocalTraining, State};
@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 const SAVE: &str = "Checkpoint::save";
 
-/// The numbers of a worker in a checkpoint.
+/// The values in a checkpoint that differ between workers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct OwnNumbers {
     pub(crate) finished: u64,
@@ -37,7 +37,7 @@ struct Saved {
     /// The number of outer steps. Earlier versions did not save it.
     #[serde(default)]
     outer: u64,
-    /// The numbers of each worker whose slots are saved.
+    /// The values of each worker whose slots are saved.
     workers: Vec<OwnNumbers>,
 }
 
@@ -48,7 +48,7 @@ pub(crate) struct Restored {
     outer: u64,
     agreed: Option<Flat>,
     momentum: Option<Flat>,
-    /// The numbers of this worker; `None` if the training has made no local steps.
+    /// The values of this worker; `None` if the training has made no local steps.
     pub(crate) own: Option<OwnNumbers>,
     /// The prefix of the names of this worker's slots.
     pub(crate) slots: String,
@@ -94,7 +94,7 @@ impl LocalTraining {
         Ok(())
     }
 
-    /// Gathers the slots of the other workers on the chief, and adds them to the checkpoint there.
+    /// Gathers the slots of the other workers on the chief, and adds the slots to the checkpoint there.
     fn gather_slots(&self, optimizer: &Inner, prefix: &str, writer: &mut Writer) -> Result<()> {
         let all = optimizer.progress.read(SAVE)?;
         for (index, slot) in optimizer.groups.rule().slots().into_iter().enumerate() {
@@ -125,8 +125,8 @@ impl LocalTraining {
         Ok(())
     }
 
-    /// Reads the state of this worker from a checkpoint. With another number of workers than that of the checkpoint,
-    /// worker `w` gets the slots of worker `w` modulo their number.
+    /// Reads the state of this worker from a checkpoint. If the checkpoint has N workers, worker `w` gets the slots of
+    /// worker `w` modulo N.
     pub(crate) fn read(&self, parameters: &Parameters, prefix: &str, from: &Reader) -> Result<Restored> {
         // A training in lock step has only slots.
         let Some(saved) = from.metadata(&metadata_key(prefix)) else {
@@ -164,7 +164,7 @@ impl LocalTraining {
         })
     }
 
-    /// Replaces the state by one that was read.
+    /// Replaces the state by the restored one.
     pub(crate) fn set(&self, restored: Restored) {
         let Restored { since, outer, agreed, momentum, .. } = restored;
         self.set_position(since, outer);
@@ -175,7 +175,7 @@ impl LocalTraining {
     }
 }
 
-/// Returns the worker of a checkpoint whose slots a worker gets; `None` if the checkpoint has no worker.
+/// Returns the worker of a checkpoint whose slots `worker` gets; `None` if the checkpoint has no workers.
 fn source(worker: usize, saved: usize) -> Option<usize> {
     worker.checked_rem(saved)
 }

@@ -1,9 +1,9 @@
 //! The exchange of dense gradients with error feedback.
 //!
 //! The contribution of a replica to a variable is its gradient times its weight in the sum, plus the replica's
-//! residual. Each worker sends the packets of its replicas to all others. All decode the packets of all replicas and
-//! add them up in the one order, so the sum has the same bits for any spread of the replicas. A single worker does the
-//! same without sending.
+//! residual. Each worker sends the compressed contributions of its replicas, the *packets*, to all others. Each worker
+//! decodes the packets of all replicas and adds them up in the same order, so the sum is bit-identical for any
+//! distribution of the replicas over workers. A single worker does the same without sending.
 //!
 //! | round | all codecs but one | low rank |
 //! |---|---|---|
@@ -44,13 +44,13 @@ pub(crate) fn variables<'a>(
     codecs.filter_map(|(number, (codec, kind))| codec.filter(|_| kind == GradientKind::Dense).map(|_| number))
 }
 
-/// Exchanges the gradients that have error feedback. Returns the sum over all replicas for each of these variables, or
-/// the elements of it that this worker updates. The new residuals are
+/// Exchanges the gradients that have error feedback. Returns the sum over all replicas for each of these variables;
+/// with a sharded state, only the elements that this worker updates. The new residuals are
 /// [prepared](crate::feedback::Feedback::prepare) before the last message is sent.
 ///
 /// # Errors
 /// - The same error on all workers: a worker disconnects, times out or fails.
-/// - An error on this worker only: its own gradients cannot be read, or what it has received is damaged.
+/// - An error on this worker only: its own gradients cannot be read, or received data is malformed.
 pub(crate) fn exchange(
     calling: Option<&mut GroupCall<'_>>,
     parameters: &Parameters,
@@ -78,7 +78,7 @@ pub(crate) fn exchange(
     sums.into_iter().map(|(number, sum)| Ok((number, exchange.gradient(number, sum)?))).collect()
 }
 
-/// Returns the codec of a variable if its packets consist of ranges.
+/// Returns the codec of a variable whose packets consist of independent ranges; `None` for other codecs.
 fn range_codec(parameters: &Parameters, variable: usize) -> Option<RangeCodec> {
     match parameters.codecs[variable]? {
         Codec::EightBits => Some(RangeCodec::EightBits),
@@ -87,7 +87,7 @@ fn range_codec(parameters: &Parameters, variable: usize) -> Option<RangeCodec> {
     }
 }
 
-/// Returns the shape of a variable if it is sent as two factors.
+/// Returns the shape of a variable whose gradient is sent as two factors; `None` for other codecs.
 fn shape(parameters: &Parameters, variable: usize) -> Option<Shape> {
     match parameters.codecs[variable]? {
         Codec::LowRank(shape) => Some(shape),
@@ -109,7 +109,7 @@ impl Contribution {
     }
 }
 
-/// The sum of a variable's gradients over all replicas.
+/// The index of a variable, and the sum of its gradients over all replicas.
 type Sum = (usize, Vec<f32>);
 
 /// The exchange of one step.
@@ -133,7 +133,7 @@ impl Exchange<'_, '_> {
         self.headers[replica].kinds[variable] != GradientKind::Missing
     }
 
-    /// Adds the residuals to the weighted gradients of this worker's replicas.
+    /// Returns the contributions of this worker's replicas: weighted gradients, with the residuals added.
     fn contributions(&self, variables: &[usize], mine: &[Weighted<'_>]) -> Result<Vec<Contribution>> {
         let all = mine.iter().enumerate().flat_map(|(replica, (weight, gradients))| {
             let one =
@@ -156,7 +156,7 @@ impl Exchange<'_, '_> {
         Ok(made)
     }
 
-    /// Encodes, exchanges and adds up packets.
+    /// Encodes contributions as packets, exchanges them, and returns their sums.
     fn packets(&mut self, variables: &[usize], mut mine: Vec<Contribution>) -> Result<Vec<Sum>> {
         if variables.is_empty() {
             return Ok(Vec::new());
@@ -198,7 +198,7 @@ impl Exchange<'_, '_> {
         Ok(sums)
     }
 
-    /// Computes, exchanges and adds up the factors of matrices.
+    /// Computes and exchanges the factors of matrices, and returns the sums of the contributions.
     fn factors(&mut self, variables: &[usize], mut mine: Vec<Contribution>) -> Result<Vec<Sum>> {
         if variables.is_empty() {
             return Ok(Vec::new());
@@ -283,9 +283,10 @@ impl Exchange<'_, '_> {
         &self.parameters.variables[variable].0
     }
 
-    /// Exchanges the parts of all replicas for each of the given variables. `len` returns the length of a variable's
-    /// part, and `fill` writes those of this worker's replicas, by replica and variable. Returns the parts of all
-    /// replicas, for each variable. A replica that does not contribute to a variable has none.
+    /// Exchanges byte strings of all replicas, one for each of the given variables. `len` returns the length of a
+    /// variable's string, and `fill` writes those of this worker's replicas, in the order of replicas and variables.
+    /// Returns the strings of all replicas for each variable; `None` for a replica that does not contribute to the
+    /// variable.
     fn all_gather(
         &mut self,
         variables: &[usize],
@@ -327,7 +328,8 @@ impl Exchange<'_, '_> {
         Ok(all)
     }
 
-    /// Returns the sum of a variable's gradients, or the elements that this worker updates, in the form of a gradient.
+    /// Converts the sum of a variable's gradients to a gradient; with a sharded state, only the elements that this
+    /// worker updates.
     fn gradient(&self, variable: usize, sum: Vec<f32>) -> Result<ReplicaGradient> {
         let tensor = match &self.parameters.partition {
             Some(partition) => {
@@ -341,7 +343,7 @@ impl Exchange<'_, '_> {
     }
 }
 
-/// A matrix, and the factors of its sum.
+/// A matrix, and the factors of the sum of its gradients.
 struct Matrix {
     variable: usize,
     shape: Shape,
@@ -349,7 +351,8 @@ struct Matrix {
     p: Vec<f32>,
 }
 
-/// Decodes a range of the packets of all replicas, and writes their sum. `first` is the first element of the range.
+/// Decodes the same range of the packets of all replicas, and writes the sum. `first` is the first element of the
+/// range.
 fn decode_sum(codec: RangeCodec, packets: &[Option<Bytes>], first: usize, sum: &mut [f32]) -> Result<()> {
     let mut decoded = vec![0f32; packets.len() * CHUNK.min(sum.len())];
     let weights = vec![1f32; packets.len()];
@@ -370,7 +373,7 @@ fn decode_sum(codec: RangeCodec, packets: &[Option<Bytes>], first: usize, sum: &
     Ok(())
 }
 
-/// Returns the sum of the numbers that replicas have sent.
+/// Returns the sum of the vectors that the replicas have sent. Replicas without one are skipped.
 fn sum_numbers(records: &[Option<Bytes>], len: usize) -> Vec<f32> {
     let zeros = vec![0f32; len];
     let all: Vec<_> =
@@ -381,7 +384,7 @@ fn sum_numbers(records: &[Option<Bytes>], len: usize) -> Vec<f32> {
     sum
 }
 
-/// Calls `then` with the elements of a gradient on the host.
+/// Calls `then` with the elements of a gradient on the host. Rows are first converted to a dense gradient.
 fn with_dense(gradient: &ReplicaGradient, variable: &Var, then: impl FnOnce(&[f32])) -> Result<()> {
     match gradient {
         ReplicaGradient::Dense(dense) => Ok(dense.with_elements(then)?),
@@ -392,7 +395,7 @@ fn with_dense(gradient: &ReplicaGradient, variable: &Var, then: impl FnOnce(&[f3
     }
 }
 
-/// Writes the weighted gradient plus the residual, which is empty if there is none yet.
+/// Writes the weighted gradient plus the residual to `sum`. `residual` is empty if there is none yet.
 fn add(gradient: &[f32], weight: f32, residual: &[f32], sum: &mut [f32]) {
     if residual.is_empty() {
         sum.iter_mut().zip(gradient).for_each(|(sum, x)| *sum = weight * x);

@@ -1,4 +1,4 @@
-//! The reduction of gradients: sums over replicas, with transforms. Each thread reduces its range.
+//! The reduction of gradients: sums over replicas, with transforms. Each thread reduces one range of the parameters.
 //!
 //! | module | contents |
 //! |---|---|
@@ -42,8 +42,8 @@ pub(crate) fn reduce_to_gradients(
     reduce_with_norms(transforms, parameters, all, threads, |_, mine| Ok(mine))
 }
 
-/// Acts like [`reduce_to_gradients`]. `norms` receives the sums of squares of this worker's gradients, for norms, and
-/// returns those of all workers.
+/// Acts like [`reduce_to_gradients`]. `norms` is called for transforms that need norms: it receives the sums of squares
+/// of this worker's gradients, and returns those of all workers.
 pub(crate) fn reduce_with_norms(
     transforms: &[Transform],
     parameters: &Parameters,

@@ -1,4 +1,4 @@
-//! Gradients that are added up for each variable, opened for reading.
+//! Gradients of each variable that are added up, opened for reading.
 
 use crate::gradients::row_len;
 use crate::parameters::Parameters;
@@ -16,7 +16,7 @@ use std::ops::Range;
 /// The gradients that are added up for a variable, with their weights. A replica without a gradient is `None`.
 pub(crate) type Summed<'r> = Vec<(f64, Option<Cow<'r, ReplicaGradient>>)>;
 
-/// The gradients of a variable on all replicas, over the complete range of elements.
+/// A variable's gradients on all replicas, over the range of all elements.
 pub(crate) type FullRange<'a> = EitherFloat<GradientRange<'a, f32>, GradientRange<'a, f64>>;
 
 /// The gradients that are added up for each variable. If they are dense on some replicas and by row on others, all
@@ -81,7 +81,7 @@ impl<'r> Operands<'r> {
         Self { rounding, ..self }
     }
 
-    /// Replaces the gradients of some variables by their sum over all replicas.
+    /// Replaces the gradients of some variables by their given sums over all replicas.
     pub(crate) fn with_sums(mut self, sums: Vec<(usize, ReplicaGradient)>) -> Self {
         for (index, sum) in sums {
             self.by_variable[index] = vec![(1., Cow::Owned(sum))];
@@ -129,7 +129,7 @@ pub(crate) struct VariableOperands<'r> {
     opened: Vec<(f64, OpenGradient<'r>)>,
 }
 
-/// A gradient that is open for reading as long as it is borrowed.
+/// A gradient that is open for reading while it is borrowed.
 enum OpenGradient<'r> {
     Tensor(StorageRef<'r>, &'r Layout),
     Stored(&'r Dense),
@@ -170,8 +170,8 @@ impl VariableOperands<'_> {
         Some(all)
     }
 
-    /// Returns the complete range of the gradient. `values` are the variable's values, if they are read with the
-    /// gradient. If `every_row` is `true`, the rule also visits rows without a gradient.
+    /// Returns the range of all elements of the gradient. `values` are the variable's values, if transforms need them.
+    /// `every_row` is `true` if the rule also visits rows without a gradient.
     pub(crate) fn range<'a>(
         &'a self,
         every_row: bool,
@@ -232,7 +232,7 @@ fn elements<'a, F: Number>(storage: &'a Storage, layout: &Layout) -> Result<&'a 
     }
 }
 
-/// The values of variables, open for reading; `None` if they are not read with the gradients.
+/// The values of variables, open for reading; `None` if no transform needs them.
 pub(crate) struct Values<'r>(Option<Vec<(StorageRef<'r>, &'r Layout)>>);
 
 impl<'r> Values<'r> {
@@ -241,7 +241,7 @@ impl<'r> Values<'r> {
         Self(resolved.reads_values().then(all))
     }
 
-    /// Returns the complete range of each variable.
+    /// Returns the range of all elements of each variable's gradient.
     pub(crate) fn ranges<'a>(&'a self, variables: &'a [VariableOperands<'_>]) -> Result<Vec<FullRange<'a>>> {
         let of = |(i, variable): (usize, &'a VariableOperands<'_>)| {
             variable.range(false, self.0.as_ref().map(|values| &values[i]))

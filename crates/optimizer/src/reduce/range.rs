@@ -19,18 +19,18 @@ pub(crate) struct GradientRange<'a, F> {
     pub(crate) summands: Summands<'a, F>,
     /// The rounding of dense gradients.
     pub(crate) rounding: Rounding,
-    /// The variable's values in this range. Empty unless they are read with the gradient.
+    /// The variable's values in this range; empty if no transform needs them.
     pub(crate) values: &'a [F],
 }
 
-/// The rounding of the dense gradients that are added up and of their sum, so that the sum does not depend on which
-/// of them other workers have sent. Rounding a number again does not change it.
+/// The rounding of the dense gradients that are added up, and of their sum. It makes the sum independent of which
+/// gradients other workers have sent. Rounding a number again does not change it.
 // INV-7
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Rounding {
-    /// The type in which each gradient is, or could have been, sent.
+    /// The type in which each gradient is sent, or would be sent to another worker.
     pub(crate) summands: Wire,
-    /// The type in which the sum is, or could have been, sent.
+    /// The type in which the sum is sent, or would be sent to another worker.
     pub(crate) sum: Wire,
 }
 
@@ -41,8 +41,8 @@ pub(crate) enum Summands<'a, F> {
 }
 
 impl<F> GradientRange<'_, F> {
-    /// Returns the number of elements in the range. For rows, [`Splittable::len`] is smaller, because it estimates
-    /// work.
+    /// Returns the number of elements in the range. [`Splittable::len`] may be smaller for gradients by row, because it
+    /// estimates the work.
     pub(crate) fn elements(&self) -> usize {
         match &self.summands {
             Summands::Dense(replicas) => replicas.first().map_or(0, |gradient| gradient.len()),
@@ -151,7 +151,7 @@ impl<F: Number> GradientRange<'_, F> {
     }
 
     /// Writes the weighted sum over the replicas to `out`. The summands are added in the order of a balanced binary
-    /// tree over the replicas; see [`fold_scaled`]. The summands and the sum are rounded to the types in `rounding`.
+    /// tree over the replicas; see [`fold_scaled`]. The summands and the sum are rounded as `rounding` says.
     fn fold(&self, replicas: &[&[F]], at: Range<usize>, out: &mut [F]) {
         if self.rounding != Rounding::default() {
             let mut rounded: Vec<F> = replicas.iter().flat_map(|g| &g[at.clone()]).copied().collect();
@@ -210,9 +210,8 @@ impl<F: Number> GradientRange<'_, F> {
         }
     }
 
-    /// Returns the sum of squares of the reduced and transformed gradient for each block or row, with the index of
-    /// the variable. The partition does not change these sums, so adding them up in order always gives the same
-    /// result.
+    /// Returns the sum of squares of the reduced and transformed gradient for each block or row, with the index of the
+    /// variable. These sums do not depend on the partition, so adding them up in order always gives the same result.
     pub(crate) fn squares(&self, resolved: &ResolvedTransforms) -> Vec<(usize, f64)> {
         let square = |part: &[F]| (self.variable, part.iter().map(|x| x.square()).sum());
         match &self.summands {

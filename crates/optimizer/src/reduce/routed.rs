@@ -16,7 +16,7 @@ use std::borrow::Cow;
 ///
 /// # Errors
 /// - The same error on all workers: a worker disconnects, times out or fails.
-/// - [`Error::Tensor`]: a worker has sent something else than rows.
+/// - [`Error::Tensor`]: a worker has sent data that does not encode rows.
 /// - An error on this worker only: its own rows cannot be split by owner.
 pub(crate) fn exchange<'b>(
     calling: &mut GroupCall<'_>,
@@ -72,11 +72,12 @@ pub(crate) fn exchange<'b>(
     Ok(())
 }
 
-/// Returns `mine`, the sums of squares of this worker's gradients, together with those of the rows that other workers
-/// own, in the order of rows. The total is therefore bit-identical to that of a single worker. `calling` is called only
-/// if a variable has such rows; if it returns `None`, there are no other workers.
+/// Adds to `mine`, the sums of squares of this worker's gradients, those of the rows that other workers own. The result
+/// is in the order of rows, so its total is bit-identical to that of a single worker. `calling` is called only if a
+/// variable has such rows; if it returns `None`, there are no other workers.
 ///
 /// # Errors
+///
 /// - The same error on all workers: a worker disconnects or times out.
 pub(crate) fn all_squares<'c>(
     calling: impl FnOnce() -> Option<GroupCall<'c>>,

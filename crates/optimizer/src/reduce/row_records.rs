@@ -13,7 +13,7 @@ use distribute_core::strategy::Wire;
 use distribute_tensor::Error;
 use std::borrow::Cow;
 
-/// The mark for a replica that has no gradient of the variable, in place of the number of rows.
+/// The number that marks a replica without a gradient of the variable, in place of the number of rows.
 const NONE: u64 = u64::MAX;
 
 const WORD: usize = size_of::<u64>();
@@ -84,7 +84,7 @@ fn rows(gradient: &Option<ReplicaGradient>) -> Option<&Rows> {
     }
 }
 
-/// Returns values in the form in which they are sent.
+/// Returns the values in the encoding in which they are sent.
 fn bytes(values: &RowValues, wire: Wire) -> Cow<'_, [u8]> {
     match values {
         RowValues::Host(EitherFloat::F32(values)) if wire != Wire::Full => {

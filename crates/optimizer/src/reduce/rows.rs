@@ -58,13 +58,13 @@ impl<'a, F> RowRange<'a, F> {
         self.first
     }
 
-    /// Returns approximately the number of elements that will be visited.
+    /// Returns an estimate of the number of elements that will be visited.
     pub(crate) fn work(&self) -> usize {
         if self.every_row { self.elements() } else { self.guide().len() * self.row_len }
     }
 
-    /// Splits off complete rows with approximately the given work from the start of the range. If the range contains
-    /// less work, splits off all of it.
+    /// Splits off complete rows from the start of the range. The split-off range contains approximately the given work,
+    /// in elements, or all of the range if that is less.
     pub(crate) fn split_front(&mut self, work: usize) -> Self {
         let (rows, end) = (work.div_ceil(self.row_len.max(1)), self.first + self.height);
         let border = if self.every_row {
@@ -108,8 +108,8 @@ impl<F: Number> RowRange<'_, F> {
         each_row(&self.replicas, self.row_len, |row, inputs| then(row - self.first, inputs))
     }
 
-    /// Returns the rows that at least one replica has, relative to the start of the range, and the weighted sums of
-    /// their values.
+    /// Returns the rows that at least one replica has, relative to the start of the range, and the weighted sums of the
+    /// rows' values.
     pub(crate) fn reduce(&self, weights: &[F]) -> (Vec<usize>, Cow<'_, [F]>) {
         if let Some((rows, values)) = self.only(weights) {
             return (rows, Cow::Borrowed(values));

@@ -1,4 +1,4 @@
-//! The split of all parameters over the threads of a step.
+//! The split of all parameters into sections, one for each thread of a step.
 
 use crate::partition::BLOCK;
 use crate::sync::Threads;
@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 
 /// A range of parameters that can be split.
 pub(crate) trait Splittable {
-    /// Returns the number of elements that will be visited.
+    /// Returns the number of elements that will be visited, which may be an estimate.
     fn len(&self) -> usize;
 
     /// Splits off the first `len` elements. If the range cannot be split there, splits off slightly more, but never

@@ -1,8 +1,8 @@
 //! The exchange of a step's gradients between the workers of a group.
 //!
-//! Dense gradients are exchanged in packs. There are packs for each replica or, if the total remains bit-identical, for
-//! the sum over the replicas of each worker. If layers have written gradients into packs, these were sent before the
-//! exchange of headers. All other packs are sent here.
+//! Dense gradients are exchanged in packs. There is a set of packs for each replica or, if the total remains
+//! bit-identical, for the sum over the replicas of each worker. If layers have written gradients into packs, these were
+//! sent before the exchange of headers. All other packs are sent here.
 //!
 //! | workers | exchange | sum |
 //! |---|---|---|
@@ -13,10 +13,9 @@
 //! Gradients by row are sent without being summed first: to all workers or, if the workers store the table together, to
 //! the owners of the rows.
 //!
-//! Gradients with error feedback are exchanged before, by [`compressed`]. Other gradients of single replicas, and sums,
-//! are sent in the type of the strategy's [`Wire`]. They are rounded on all
-//! workers, whether they are sent or not. Sums over the replicas of a worker are not rounded, because their number
-//! depends on the world.
+//! Gradients with error feedback are exchanged first, by [`compressed`]. Other gradients of single replicas, and sums,
+//! are sent in the type of the strategy's [`Wire`]. They are rounded on all workers, whether they are sent or not. Sums
+//! over the replicas of a worker are not rounded, because their number depends on the world.
 
 // - INV-7: sums over the replicas of a worker are not rounded. Test: `multi_worker/compression.rs`.
 // - INV-108: a gradient that is alone in its pack is not copied, and received ranges are freed before sums are
@@ -47,12 +46,12 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 /// The maximum number of bytes of sums that a worker sends at once. They are copied out of the messages, which are then
-/// freed, so that sums of any size need little memory besides their own. It is small in tests, whose sums take several
-/// rounds.
+/// freed, so that sums of any size need little memory besides their own. It is small in tests, so that their sums take
+/// several rounds.
 const SUMS_AT_ONCE: usize = if cfg!(test) { 16 << 10 } else { 8 << 20 };
 
-/// The size in bytes from which the memory for sums is not kept for the next step. At this size the system clears new
-/// memory in a small part of the time in which the sums are exchanged.
+/// The size in bytes from which the memory for sums is not kept for the next step. Allocating and clearing memory of
+/// this size takes a small fraction of the time in which the sums are exchanged.
 const MAX_KEPT: usize = if cfg!(test) { 64 << 10 } else { 32 << 20 };
 
 /// The exchange of a step's gradients with the other workers.
@@ -175,13 +174,14 @@ impl<'b> Exchange<'_, 'b> {
         Ok(vec![copied(layout, sums, parameters, buffers)?])
     }
 
-    /// Returns the weight of each set of packs. It is 1 if the packs of a worker already contain the weighted sum
-    /// of its replicas.
+    /// Returns the weight of each set of packs. It is 1 if the packs of a worker already contain the weighted sum over
+    /// its replicas.
     fn weights(&self, world: World) -> Cow<'_, [f64]> {
         if sums_locally_first(world) { vec![1.; world.workers()].into() } else { self.weights.into() }
     }
 
-    /// Exchanges packs with the other workers. Returns the packs of all workers, or the packs of their sum.
+    /// Exchanges packs with the other workers. Returns the packs of all workers or, if there are more than two workers,
+    /// those of the sum.
     fn exchange_packs(
         &self,
         calling: &mut GroupCall<'_>,
@@ -339,7 +339,7 @@ impl<'b> Exchange<'_, 'b> {
         Ok(whole.freeze())
     }
 
-    /// Returns the form in which this worker's packs are sent.
+    /// Returns the encoding in which this worker's packs are sent.
     fn coding(&self, calling: &GroupCall<'_>) -> PackCoding {
         PackCoding::new(wire_of_summands(self.parameters, calling.world()), calling.buffers())
     }
@@ -389,7 +389,7 @@ fn sets_of(world: World, worker: usize) -> usize {
     if sums_locally_first(world) { 1 } else { world.replicas_of(worker).len() }
 }
 
-/// Returns the type in which the gradients that workers add up are sent. Sums over the replicas of a worker are sent
+/// Returns the type in which workers send the gradients that are added up. Sums over the replicas of a worker are sent
 /// unchanged.
 fn wire_of_summands(parameters: &Parameters, world: World) -> Wire {
     if sums_locally_first(world) { Wire::Full } else { parameters.wire() }
@@ -425,7 +425,7 @@ fn packed(
     copied(layout, gradients, parameters, buffers)
 }
 
-/// Copies gradients into packs, except those that are alone in a pack, which is used itself.
+/// Copies gradients into packs. A gradient that is alone in a pack is not copied: its pack is used itself.
 fn copied<'g>(
     layout: &Arc<Layout>,
     gradients: impl Iterator<Item = Option<Cow<'g, ReplicaGradient>>>,

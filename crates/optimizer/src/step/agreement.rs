@@ -1,6 +1,6 @@
-//! The comparison of an optimizer's settings between workers. If settings differed, weights would change on some
-//! workers only, or the gradient of one variable would be added to that of another. Therefore no step is made in this
-//! case.
+//! The comparison of an optimizer's settings between workers. With different settings, weights could change on some
+//! workers only, or the gradient of one variable could be added to that of another. Therefore no step is made if
+//! settings differ.
 //!
 //! In the first step after a setting was changed, headers contain a digest of all settings. If digests differ, or if
 //! some workers send none because they have already compared theirs, the workers exchange the settings themselves in
@@ -135,7 +135,8 @@ fn describe_variable(variable: &Var) -> String {
     Leaf::Candle(variable.as_tensor().clone()).describe()
 }
 
-/// Replaces addresses in a text, such as those of functions, because they differ between processes.
+/// Replaces addresses in a text, such as those of functions. They differ between processes, whose settings would
+/// otherwise never be equal.
 // INV-26
 fn without_addresses(text: &str) -> String {
     let mut parts = text.split("0x");

@@ -24,7 +24,7 @@ pub(crate) struct ReplicaLosses {
     pub(crate) dtype: DType,
     /// Whether gradients may be sent to other workers before all of them are complete.
     pub(crate) early: bool,
-    /// The warning about tensors that are computed only once; `None` if there is no reason for a warning.
+    /// The warning about tensors that are computed only once; `None` if there is none.
     pub(crate) stale: Option<String>,
 }
 
@@ -52,9 +52,9 @@ impl ReplicaLosses {
         }
     }
 
-    /// Adds a mean loss and its gradients, in the form that `weighting` describes. `weighting` also contains the number
-    /// of examples. A loss over no examples has no weight, but takes part in the gradients of collectives for other
-    /// replicas.
+    /// Adds a mean loss and its gradients. `weighting` contains the number of examples, and determines whether
+    /// gradients are those of the mean or of the sum. A loss over no examples has no weight, but its backward pass
+    /// still takes part in the collectives of the graph.
     pub(crate) fn add(
         &mut self,
         optimizer: &Inner,
@@ -95,7 +95,8 @@ impl ReplicaLosses {
         Ok(())
     }
 
-    /// Adds the gradients of other replicas' losses that reach this replica through collectives.
+    /// Adds the gradients of other replicas' losses that reach this replica through collectives. `loss` is the root of
+    /// this replica's graph; `None` if the replica has no loss.
     pub(crate) fn join(
         &mut self,
         optimizer: &Inner,
@@ -110,7 +111,7 @@ impl ReplicaLosses {
         }
     }
 
-    /// Adds the gradients of a scalar, which is the root of the graph.
+    /// Adds the gradients of the scalar `root`, at the root of the graph.
     fn backward(&mut self, optimizer: &Inner, root: &Tensor) -> Result<()> {
         let found =
             gradients::collect(&mut self.bucket, || Gradients::from_loss(&optimizer.parameters, root))?;

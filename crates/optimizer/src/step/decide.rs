@@ -17,7 +17,7 @@ use distribute_core::internal::failure;
 use distribute_log::warn_or_stderr;
 use std::sync::atomic::Ordering;
 
-/// The decision about a step, which is the same for all replicas.
+/// The decision about a step. It is the same on all replicas.
 #[derive(Clone, Copy)]
 pub(crate) struct StepDecision {
     pub(crate) action: StepAction,
@@ -142,7 +142,7 @@ impl Inner {
         Ok(StepDecision { action, loss, dtype: first.dtype, examples, finished, learning_rate, unscale })
     }
 
-    /// Decides about a step of this worker alone, which has no examples: it changes nothing.
+    /// Returns the decision about a local step in which this worker has no examples: the step changes nothing.
     fn decide_empty(&self) -> StepDecision {
         StepDecision {
             action: StepAction::Skip,
@@ -155,8 +155,8 @@ impl Inner {
         }
     }
 
-    /// Adds the loss of an applied step whose loss has not been read yet. Some pending losses may be read during this
-    /// call. They are then checked.
+    /// Adds the loss of an applied step, which is still on a device. If enough losses are pending, reads them and
+    /// checks that they are finite.
     ///
     /// # Errors
     /// Returns candle's error if a loss cannot be read from its device. The step has been applied even then.
@@ -182,8 +182,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Returns the number of steps before this one, and the learning rate of this step. Returns an error if the workers
-    /// differ in one of the two or in their loss scale, or if the state of a worker is incomplete.
+    /// Returns the number of finished steps, and the learning rate of this step. Returns an error if one of the two or
+    /// the loss scale differs between workers, or if the state of a worker is incomplete.
     fn number_and_rate(&self, operation: &'static str, all: &[&StepHeader]) -> Result<(u64, f64)> {
         let finished = self.finished_steps();
         let workers: Vec<_> = all.iter().filter_map(|header| header.position.as_ref()).collect();
@@ -249,8 +249,8 @@ impl Inner {
         Ok(records.iter().find_map(|record| postcard::from_bytes(record).ok().flatten()))
     }
 
-    /// Reports variables that have no gradient on any replica, as a warning or as an error. Only called in the first
-    /// step.
+    /// Reports variables that have no gradient on any replica, as a warning or as an error. This is only called in the
+    /// first step.
     fn check_missing_gradients(&self, log: &mut StepLog, all: &[&StepHeader]) -> Result<()> {
         if self.missing_gradients != MissingGradients::Quiet {
             let names = self.variable_names().enumerate();
@@ -270,7 +270,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Warns about batch-norm layers that are trained but normalize as in evaluation. Only called in the first step.
+    /// Warns about batch-norm layers that are trained but normalize as in evaluation. This is only called in the first
+    /// step.
     fn check_batch_norm(&self, log: &mut StepLog, gathered: &GatheredStep, all: &[&StepHeader]) {
         if gathered.mine.iter().all(|c| c.header.weighting.examples() == Some(0)) {
             return;
@@ -284,9 +285,8 @@ impl Inner {
         }
     }
 
-    /// Decides about a step in which losses or gradients are not finite. `overflow` is whether all losses are finite
-    /// and only gradients are not, which is usual with a loss scale. `report` finds the first replica that has such
-    /// numbers.
+    /// Decides about a step in which losses or gradients are not finite. `overflow` is `true` if only gradients are not
+    /// finite, which is usual with a loss scale. `report` finds the first replica with numbers that are not finite.
     fn decide_not_finite(
         &self,
         log: &mut StepLog,

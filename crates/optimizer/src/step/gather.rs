@@ -49,8 +49,8 @@ impl Inner {
         Ok(GatheredStep { mine, all })
     }
 
-    /// Returns the position of this process in its training run. Returns `None` if there are no other workers to
-    /// compare it with, the learning rate has no schedule, and the state is complete.
+    /// Returns the position of this process in its training run. Returns `None` if it need not be compared: there are
+    /// no other workers, the learning rate has no schedule, and the state is complete.
     pub(crate) fn position(&self, operation: &'static str, member: &Member) -> Option<header::Position> {
         let finished = self.finished_steps();
         let incomplete = self.progress.is_incomplete() || self.backend.is_incomplete();
@@ -90,13 +90,13 @@ fn exchange(
 }
 
 impl GatheredStep {
-    /// Returns `true` if the step has only the replicas of this process.
+    /// Returns `true` if only replicas of this process take part in the step.
     pub(crate) fn is_alone(&self) -> bool {
         self.all.is_none()
     }
 
-    /// Returns the facts that workers compare in the outer step at the end of this step; `None` if there is no such
-    /// step.
+    /// Returns the facts that workers compare in the outer step at the end of this step; `None` if no outer step is
+    /// due.
     pub(crate) fn outer(&self) -> Option<OuterHeader> {
         self.mine.first()?.outer
     }
@@ -122,8 +122,8 @@ impl GatheredStep {
         self.mine.iter().any(|of| of.has_pending_losses())
     }
 
-    /// Returns the contributions of this process's replicas, with all gradients and losses on the host. Waits for
-    /// devices that have some of them.
+    /// Returns the contributions of this process's replicas, with all gradients and losses on the host. Waits for the
+    /// devices on which some of them are.
     pub(crate) fn on_host(&self, parameters: &Parameters) -> Result<Vec<Arc<ReplicaGradients>>> {
         let host = |of: &Arc<ReplicaGradients>| of.to_host(parameters).map(Arc::new);
         self.mine.iter().map(host).collect()

@@ -1,10 +1,10 @@
 //! One training step. This module contains the algorithm; each of its phases has a separate file.
 //!
 //! 1. **Backward** ([`backward`]). The crate's own `backward` traverses the graph of the loss, because candle computes
-//!    some gradients incorrectly. Layers of `nn` write gradients into the replica's bucket; the traversal returns the
-//!    others. If there are other workers, dense gradients are in *packs*. All workers have the layout of the packs from
-//!    the previous step. A gradient is considered complete after the same number of writes as in the last step. A
-//!    complete pack is sent while the backward pass continues, and sent again if it changes after that.
+//!    some gradients incorrectly. Layers of `nn` write gradients into the replica's bucket; the traversal returns all
+//!    other gradients. If there are other workers, dense gradients are in *packs*. All workers have the layout of the
+//!    packs from the previous step. A gradient is considered complete after the same number of writes as in the last
+//!    step. A complete pack is sent while the backward pass continues, and sent again if it changes after that.
 //! 2. **Gather** ([`gather`]). Each replica prepares its gradients on its own thread ([`replica`]), and the
 //!    replicas of all workers exchange headers. Messages keep their order, so packs have arrived when headers have.
 //!    After a setting was changed, headers contain a digest of all settings. If digests differ, the workers

@@ -20,8 +20,8 @@ impl Inner {
     }
 
     /// Acts like [`decide_and_apply`](Self::decide_and_apply), for steps that need complete gradients. A part ends
-    /// after each closure. Transforms after the last closure form the last part, unless the backend has a single pass,
-    /// in which it applies them.
+    /// after each closure. Transforms after the last closure form the last part, unless the backend applies them in its
+    /// single pass.
     pub(super) fn apply_in_parts(&self, log: &mut StepLog, step: StepContext<'_>) -> Result<StepDecision> {
         let (with_closures, rest) = self.after_reduce.split_at(self.end_of_closures());
         let mut parts: Vec<&[Transform]> = reduce::split_after_closures(with_closures).collect();

@@ -25,15 +25,15 @@ pub(crate) struct ReplicaGradients {
     pub(crate) gradients: Vec<Option<ReplicaGradient>>,
     /// The mean losses on a device, each with its number of examples; `None` after they have been read into the header.
     pending: Option<Vec<(Tensor, usize)>>,
-    /// The facts that workers compare in the outer step at the end of this step, on replica 0; `None` if there is no
-    /// such step.
+    /// The facts that workers compare in the outer step at the end of this step; `None` if no outer step is due, and on
+    /// replicas other than 0.
     pub(crate) outer: Option<OuterHeader>,
 }
 
 impl ReplicaGradients {
-    /// Prepares the gradients on the replica's own thread: applies transforms and adds up rows that occur more than
+    /// Prepares the gradients, on the replica's own thread: applies transforms and adds up rows that occur more than
     /// once. Gradients of variables with a copy in `on_device` stay on the replica's device. If there are such
-    /// variables, the loss also stays there, unless there are several replicas or gradients are checked.
+    /// variables, the loss also stays on the device, unless there are several replicas or gradients are checked.
     pub(crate) fn new(optimizer: &Inner, mine: ReplicaLosses, on_device: &[Option<&Var>]) -> Result<Self> {
         let ReplicaLosses { gradients, bucket, weighting, losses, dtype, .. } = mine;
         let parameters = &*optimizer.parameters;
@@ -160,8 +160,9 @@ fn collect_gradients(
     Ok(all)
 }
 
-/// Returns the early send of the dense gradients if it included all of them. Returns `None` if a dense gradient is not
-/// in the packs that were sent, or if a variable of these packs has a gradient by row.
+/// Returns the description of the dense gradients that were sent early, if these were all dense gradients. Returns
+/// `None` if a dense gradient is not in the packs that were sent, or if a variable of these packs has a gradient by
+/// row.
 fn early_gradients(gradients: &[Option<ReplicaGradient>]) -> Option<EarlyGradients> {
     let all = gradients.iter().flatten().find_map(ReplicaGradient::packs)?;
     let is_sent = |(number, gradient): (usize, &Option<ReplicaGradient>)| match gradient {

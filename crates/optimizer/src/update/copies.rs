@@ -2,7 +2,7 @@
 //! variables are written when all ranges are complete.
 //!
 //! Therefore no replica waits for such a rule beyond the deadline, no variable is locked while the rule runs, and
-//! nothing has changed if it fails.
+//! nothing changes if the rule fails.
 
 use crate::Parameters;
 use crate::gradients::row_len;
@@ -62,7 +62,7 @@ struct UpdatedCopy {
     slots: Vec<Elements>,
 }
 
-/// A selection of elements of a variable.
+/// A selection of a variable's elements.
 #[derive(Debug)]
 enum Selection {
     Elements(Range<usize>),
@@ -92,7 +92,7 @@ impl Selection {
     }
 }
 
-/// A range of the elements or rows of one variable that the rule visits.
+/// A range of one variable that the rule visits, in units of elements or rows.
 struct Span {
     variable: usize,
     units: Range<usize>,
@@ -112,7 +112,8 @@ impl Splittable for Span {
     }
 }
 
-/// Applies the rules to copies of the range of replica `rank` of `count`. `gradients` must have been reduced.
+/// Applies the rules to copies of the ranges that belong to replica `rank` of `count`. `gradients` must have been
+/// reduced.
 fn update_all(
     rules: &Rules<'_>,
     parameters: &Parameters,

@@ -26,8 +26,8 @@ use std::ops::Range;
 /// space.
 pub(crate) const LOCKED: usize = 64;
 
-/// A backend that updates variables in place, or through copies if a rule may do more than compute. None of the
-/// program's code runs while replicas wait without a deadline.
+/// A backend that updates variables in place, or through copies if a rule may do more than compute. It never calls the
+/// program's code while replicas wait without a deadline.
 #[derive(Debug)]
 pub(crate) struct Local;
 
@@ -50,7 +50,7 @@ pub(crate) struct InPlaceUpdater<'a> {
 }
 
 impl<'a> InPlaceUpdater<'a> {
-    /// Creates the update for a step. `transforms` are applied to the sums first.
+    /// Creates the updater for a step. The sums are first changed by `transforms`.
     pub(crate) fn new(update: &'a Update<'_>, transforms: &'a [Transform]) -> Self {
         Self { rules: &update.rules, transforms, parameters: update.parameters() }
     }
@@ -107,12 +107,13 @@ impl<'a> InPlaceUpdater<'a> {
 /// A range of a variable, its slots, and its gradients.
 pub(crate) struct UpdateRange<'a, F> {
     values: &'a mut [F],
-    /// The values before the update; `None` if `values` contains them.
+    /// The values before the update, if the new values are written to separate memory; `None` if `values` contains
+    /// them.
     old: Option<&'a [F]>,
     slots: Vec<&'a mut [F]>,
     gradients: GradientRange<'a, F>,
-    /// The shape of the variable, if it is not split because the rule needs more than elements at once. Gradients by
-    /// row are split between rows.
+    /// The shape of the variable, if the rule needs more than single elements at once and the range must not be split.
+    /// Gradients by row are split between rows.
     whole: Option<&'a [usize]>,
 }
 
@@ -247,8 +248,7 @@ fn update_rows<F: Number>(
     apply(values, start, range.height(), &rows, &sums[..rows.len() * row_len])
 }
 
-/// Returns the range `at` of each slot, for up to `MAX_SLOTS` slots. Using an array avoids an allocation for each
-/// block.
+/// Returns the range `at` of each slot, for up to [`MAX_SLOTS`] slots. The array avoids an allocation for each block.
 fn ranges_of<'s, F>(slots: &'s mut [&mut [F]], at: &Range<usize>) -> [&'s mut [F]; MAX_SLOTS] {
     let mut of_block: [&mut [F]; MAX_SLOTS] = Default::default();
     for (block, slot) in of_block.iter_mut().zip(slots) {

@@ -15,7 +15,7 @@ type Then<'f> = Box<dyn FnOnce(Vec<Locked<'_>>) -> Result<()> + 'f>;
 /// Locks all variables for writing, and calls `then` with their elements.
 ///
 /// candle provides access to the elements of a variable only inside a call, so there is one nested call for each
-/// variable. A variable must not occur twice.
+/// variable. No variable may occur twice.
 pub(crate) fn with_locked<'f>(
     variables: &[&Var],
     then: impl FnOnce(Vec<Locked<'_>>) -> Result<()> + 'f,

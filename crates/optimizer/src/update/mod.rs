@@ -7,7 +7,7 @@
 //! | [`Sharded`](sharded::Sharded) | in the memory of each worker, which updates its range | of that range, in the same memory |
 //! | [`Servers`](servers::Servers) | all or only tables on servers | where the variable is |
 //!
-//! `rounding` rounds tables that are stored in bf16, and `touched` tells which elements a step changes.
+//! `rounding` rounds tables that are stored in bf16, and `touched` determines which elements a step changes.
 //!
 //! `copies` contains the update for rules that run the program's code. Such rules are applied to copies, which are
 //! written to the variables when all copies are complete.
@@ -148,7 +148,7 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
         false
     }
 
-    /// Returns an error if some state of the last step may have been lost.
+    /// Returns an error if some state after the last step may have been lost.
     fn rewind(&self) -> Result<()> {
         Ok(())
     }
@@ -171,8 +171,8 @@ pub(crate) fn slot_here(optimizer: &Inner, variable: usize, slot: usize) -> Resu
     optimizer.progress.read("slot")?[variable].tensor(slot, shape, var)
 }
 
-/// Adds to a checkpoint the slots of the variables for whose index `is_here` returns `true`, from the memory of this
-/// process.
+/// Adds the slots of variables, from the memory of this process, to a checkpoint: those of the variables for whose
+/// index `is_here` returns `true`.
 pub(crate) fn save_slots_here(
     optimizer: &Inner,
     prefix: &str,
@@ -231,7 +231,7 @@ pub(crate) enum When {
     AfterReduce,
 }
 
-/// The update in one step.
+/// The rules and transforms of one step, and the variables' copies on devices.
 pub(crate) struct Update<'a> {
     pub(crate) optimizer: &'a Inner,
     pub(crate) operation: &'static str,

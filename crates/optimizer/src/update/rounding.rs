@@ -1,6 +1,6 @@
 //! The rounding of mirrored tables that are stored in bf16, after an update.
 //!
-//! Tables on servers or on the workers round the values themselves, by the same function.
+//! Tables on servers or on workers round their values there, by the same function.
 
 use crate::gradients::row_len;
 use crate::groups::Rules;

@@ -57,7 +57,7 @@ pub(crate) fn rows_of(range: &Range<usize>, width: usize) -> Range<usize> {
     range.start / width.max(1)..range.end.div_ceil(width.max(1))
 }
 
-/// Returns the elements of `rows` that are rows with at least one element in `range`.
+/// Returns the elements of `rows` whose rows have at least one element in `range`.
 fn rows_in<'r>(rows: &'r [usize], width: usize, range: &Range<usize>) -> &'r [usize] {
     let there = rows_of(range, width);
     let at = |border: usize| rows.partition_point(|row| *row < border);

@@ -62,9 +62,9 @@ impl ClusterCoordinatorBuilder {
         self.choose("queue", |options| options.queue = closures)
     }
 
-    /// Sets the maximum number of closures that a worker may have at once; 16 by default. A worker gets several
-    /// closures only if they are short and many are queued. With 1, each closure is sent after the previous one has
-    /// finished.
+    /// Sets the maximum number of closures that are sent to a worker before it has returned their results; 16 by
+    /// default. A worker is sent several closures only if they are short and many are queued. With 1, each closure is
+    /// sent after the previous one has finished.
     pub fn window(self, closures: usize) -> Self {
         self.choose("window", |options| options.window = closures)
     }

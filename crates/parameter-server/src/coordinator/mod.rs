@@ -81,7 +81,7 @@ use std::time::Duration;
 #[derive(Clone)]
 pub struct ClusterCoordinator(Arc<Scheduler>);
 
-/// The coordinator of a strategy, shared by all its handles.
+/// The state that all handles to a strategy's coordinator share.
 pub struct Scheduler {
     coordinator: Arc<Coordinator>,
     /// The settings with which the coordinator was created.
@@ -98,10 +98,10 @@ impl Scheduler {
 }
 
 impl ClusterCoordinator {
-    /// Waits until all workers of the strategy have answered, and creates its coordinator. The workers are in this
-    /// process if the cluster is a [`LocalCluster`](distribute_ps_client::LocalCluster). Otherwise they are the
-    /// processes that [serve](crate::serve). A strategy has only one coordinator. If it already exists, this returns
-    /// another handle to it.
+    /// Waits until all workers of the strategy have answered, and creates the strategy's coordinator. The workers are
+    /// in this process if the cluster is a [`LocalCluster`](distribute_ps_client::LocalCluster). Otherwise they are the
+    /// processes that [serve](crate::serve). A strategy has only one coordinator. If the coordinator already exists,
+    /// this returns another handle to it.
     ///
     /// # Errors
     /// - [`Error::Coordinator`](distribute_base::Error::Coordinator): workers do not answer, or their
@@ -154,7 +154,7 @@ impl ClusterCoordinator {
     /// variables.
     ///
     /// # Errors
-    /// - [`Error::Coordinator`](distribute_base::Error::Coordinator): an argument was dropped.
+    /// - [`Error::Coordinator`](distribute_base::Error::Coordinator): the last handle to an argument was dropped.
     /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): an argument cannot be encoded, or belongs
     ///   to another coordinator.
     ///
@@ -202,9 +202,11 @@ impl ClusterCoordinator {
         Call { function, arguments }
     }
 
-    /// Waits until all closures have finished. Until then, other threads that schedule closures block.
+    /// Waits until all closures have finished. Until then, calls of [`schedule`](Self::schedule) from other threads
+    /// block.
     ///
     /// # Errors
+    ///
     /// - [`Error::Coordinator`](distribute_base::Error::Coordinator): a closure failed and its error has not been
     ///   returned yet (the other closures were cancelled), or no worker was connected for longer than the timeout.
     pub fn join(&self) -> Result<()> {

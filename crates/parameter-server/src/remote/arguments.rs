@@ -42,7 +42,7 @@ pub trait Params {
     fn decode(arguments: &[Argument], resources: &dyn Lookup) -> Result<Self::Decoded, Failure>;
 }
 
-/// A lookup of the values that a worker keeps.
+/// A source of the values that a worker keeps, from which arguments are decoded.
 #[doc(hidden)]
 pub trait Lookup {
     fn resource(&self, id: ResourceId) -> Option<KeptValue>;
@@ -218,7 +218,7 @@ fn wrong_number(given: usize, expected: usize) -> Failure {
     Failure::new(FailureKind::InvalidArgument, text)
 }
 
-/// Returns a function that adds the position of the argument to a failure.
+/// Returns a function that adds the position of the argument to a failure's message.
 fn of_argument(number: usize, count: usize) -> impl FnOnce(Failure) -> Failure {
     move |failure| Failure::new(failure.kind, format!("argument {} of {count} {}", number + 1, failure.text))
 }

@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::Mutex;
 
-/// The batches of a dataset that a worker created with a function passed to `create_per_worker_dataset`. Other remote
-/// functions take them as a parameter `&Batches<T>`.
+/// The batches of a dataset that `create_per_worker_dataset` has created on a worker. Remote functions take them as a
+/// parameter `&Batches<T>`.
 ///
 /// Each call gets the batches after those of earlier calls on the same worker. Every worker has its own batches. If a
 /// worker disconnects, its replacement resumes after the last batch whose call has finished.
@@ -63,7 +63,7 @@ impl<T: Nest> Batches<T> {
         Self { data, pass: Mutex::new(Pass::Next) }
     }
 
-    /// Returns the next batch, split into one per-replica batch for each replica of this worker.
+    /// Returns the next batch, as one per-replica batch for each replica of this worker.
     ///
     /// After an error of the dataset, the next call resumes after the last batch that was returned.
     ///
@@ -132,7 +132,7 @@ impl<T: Nest> Batches<T> {
         self.data.position()
     }
 
-    /// Describes in text how batches are split over the replicas.
+    /// Returns a description of how batches are split over the replicas, for logs and messages.
     pub fn explain(&self) -> String {
         self.data.explain()
     }

@@ -44,8 +44,8 @@ impl WorkerExecutor {
         Self { registry, worker, strategy, resources: Mutex::default(), largest_result }
     }
 
-    /// Runs `body`, which performs a call, in the context of the worker. Then waits until the parameter servers have
-    /// acknowledged the changes of a closure. Converts a panic to a failure.
+    /// Runs `body`, which performs a call, in the context of the worker. For a closure, then waits until the parameter
+    /// servers have acknowledged its changes. Converts a panic to a failure.
     fn perform<T>(
         &self,
         context: &CallContext,

@@ -6,7 +6,7 @@ use distribute_coordinator::{Failure, FailureKind};
 use distribute_ps_tables::ChannelError;
 
 /// Converts the error of a function to a failure. If the call was cancelled, or servers have rejected its changes
-/// because the closure has ended, the kind is [`FailureKind::Cancelled`].
+/// because its closure is over, the kind is [`FailureKind::Cancelled`].
 pub(super) fn from_error(error: &Error, worker: &WorkerContext) -> Failure {
     // After a call was cancelled, its error may only mean that the function gave up, or that servers refuse its
     // changes.

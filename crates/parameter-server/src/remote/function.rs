@@ -33,7 +33,7 @@ pub trait RemoteFunction: Copy + Send + Sync + 'static {
         FunctionId { name: Self::NAME.into(), source: Self::SOURCE }
     }
 
-    /// Returns the identifier of the function's variant that keeps the returned dataset on the worker, as
+    /// Returns the identifier of the variant of this function that keeps the returned dataset on the worker, as
     /// [`Batches`](super::Batches).
     fn dataset_id() -> FunctionId
     where

@@ -11,7 +11,7 @@ pub struct KeptValue {
     pub(super) value: Arc<dyn Any + Send + Sync>,
     /// The name of the value's type, for error messages.
     pub(super) name: &'static str,
-    /// The same value, if it is a dataset.
+    /// The same value as a dataset, if it is one.
     pub(super) dataset: Option<Arc<dyn Resumable>>,
 }
 

@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// The prefix that is added to a function's name for the variant that keeps its dataset on the worker, as batches.
 pub(super) const DATASET_OF: &str = "dataset of ";
 
-/// The inputs of a call on a worker.
+/// The inputs of a remote function's call on a worker.
 #[doc(hidden)]
 pub struct CallArgs<'a> {
     pub(super) worker: &'a WorkerContext,
@@ -38,7 +38,7 @@ type MakeDataset = fn(&CallArgs<'_>, Option<&Bytes>) -> Result<KeptValue, Failur
 pub struct Entry {
     name: &'static str,
     source: u64,
-    /// The file and line in which the function is defined.
+    /// The file and line of the function's definition.
     at: (&'static str, u32),
     encode_result: Option<EncodeResult>,
     make_resource: Option<MakeResource>,

@@ -107,7 +107,7 @@ impl WorkerContext {
     }
 
     /// Returns `true` if the call has been cancelled. A function that runs for a long time should check this from time
-    /// to time. If it is `true`, the function should return any error.
+    /// to time and, if the result is `true`, return any error.
     pub fn is_cancelled(&self) -> bool {
         self.cancellation.is_cancelled()
     }

@@ -53,7 +53,7 @@ pub struct ParameterServerStrategyBuilder {
 }
 
 impl ParameterServerStrategyBuilder {
-    /// Sets the resolver of the cluster. By default it is determined from environment variables.
+    /// Sets the resolver of the cluster. By default, environment variables such as `TF_CONFIG` determine the resolver.
     pub fn cluster_resolver(mut self, resolver: impl ClusterResolver + 'static) -> Self {
         self.resolver = Some(Arc::new(resolver));
         self
@@ -137,8 +137,8 @@ impl ParameterServerStrategyBuilder {
         self
     }
 
-    /// Caches the rows of tables that this process reads. They are not fetched again in the same step or, with
-    /// [`RowCacheOptions::staleness`], in the following ones. By default rows are not cached.
+    /// Caches the rows of tables that this process reads. A cached row is not fetched again in the same step or, with
+    /// [`RowCacheOptions::staleness`], in the following ones. By default, rows are not cached.
     ///
     /// A cached row lacks the changes of at most [`RowCacheOptions::staleness`] steps of this process, in addition to
     /// the updates that [`staleness`](Self::staleness) permits. It also lacks all changes of other workers in that
@@ -165,9 +165,9 @@ impl ParameterServerStrategyBuilder {
     ///
     /// The gradient of each push is rounded once, after the sum over this process's replicas. The values of models, and
     /// rows that are looked up, are rounded when they are sent to this worker. Servers store, add and save values and
-    /// slots in full precision, so rounding errors do not accumulate. Values that the program writes and complete
-    /// values that it reads outside a model are sent unchanged, and so are those of checkpoints. `f64` is never
-    /// rounded. Servers in this process send nothing, so nothing is rounded for them.
+    /// slots in full precision, so rounding errors do not accumulate. Values that the program writes, complete values
+    /// that it reads outside a model, and values of checkpoints are sent unchanged. `f64` is never rounded. Servers in
+    /// this process send nothing, so nothing is rounded for them.
     ///
     /// [`Wire::Bf16`] has the range of `f32`. With [`Wire::F16`], gradients from 65,520 on become infinite, and those
     /// below 3e-8 become zero.
@@ -246,7 +246,7 @@ impl ParameterServerStrategyBuilder {
         }
     }
 
-    /// Returns the maximum time to wait for other tasks to start, and for variables that they create.
+    /// Returns the maximum time to wait for other tasks to start, and for the coordinator to create variables.
     pub(super) fn patience(&self) -> Duration {
         self.join_timeout.unwrap_or(DEFAULT_TIMEOUT)
     }
@@ -317,9 +317,9 @@ impl ParameterServerStrategyBuilder {
 pub struct TaskSettings {
     /// The name of the strategy, for messages.
     pub kind: &'static str,
-    /// The policy that determines which missing variables the task creates.
+    /// The policy that determines whether the task creates missing variables.
     pub creation_policy: CreationPolicy,
-    /// The position of the task among independent workers; `None` if it is not one of them.
+    /// The index of the task among independent workers, and their number; `None` if it is not one of them.
     pub independent: Option<IndependentWorker>,
 }
 

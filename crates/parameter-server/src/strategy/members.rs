@@ -68,7 +68,7 @@ impl Members {
         })
     }
 
-    /// Returns the members of the cluster `spec` for `task`, which is one of `workers` independent workers.
+    /// Returns the members of the cluster `spec` in the view of `task`, one of `workers` independent workers.
     pub fn of_worker(spec: ClusterSpec, task: Task, workers: usize) -> Result<Self> {
         Ok(Self { servers: addresses(&spec)?, workers, spec, task: Some(task) })
     }
@@ -87,8 +87,8 @@ impl Members {
         self.servers.iter().enumerate().any(|(number, address)| local_channel(number, address).is_none())
     }
 
-    /// Returns the policy that determines which missing variables this process creates. Workers use the variables that
-    /// the coordinator has created, because only the coordinator decides where variables are stored. In a remote call,
+    /// Returns the policy that determines whether this process creates missing variables. Workers wait for the
+    /// variables of the coordinator, because only the coordinator decides where variables are stored. In a remote call,
     /// the coordinator may let one worker create variables.
     pub(super) fn creation_policy(&self) -> CreationPolicy {
         match &self.task {

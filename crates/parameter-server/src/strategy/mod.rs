@@ -111,8 +111,8 @@ struct Inner {
 }
 
 impl ParameterServerStrategy {
-    /// Creates a strategy with one replica. It uses the parameter servers in `resolver`'s cluster, and `partitioner`
-    /// splits its variables into shards. [`builder`](Self::builder) has more settings, and does not require a
+    /// Creates a strategy with one replica. The strategy uses the parameter servers in `resolver`'s cluster, and
+    /// `partitioner` splits variables into shards. [`builder`](Self::builder) has more settings, and does not require a
     /// partitioner.
     ///
     /// # Errors
@@ -148,17 +148,18 @@ impl ParameterServerStrategy {
         self.1.servers.placement()
     }
 
-    /// Returns the tables on each server, and the number of rows that have been read from it and pushed to it. See
-    /// [`ParameterServers::usage`].
+    /// Returns the tables on each server, and the numbers of rows that have been read from the server and pushed to it.
+    /// See [`ParameterServers::usage`].
     ///
     /// # Errors
-    /// - [`Error::Server`](distribute_base::Error::Server): a server did not answer within the strategy's
-    ///   timeout.
+    ///
+    /// - [`Error::Server`](distribute_base::Error::Server): a server did not answer within the strategy's timeout.
     pub fn server_usage(&self) -> Result<Vec<Usage>> {
         self.1.servers.usage()
     }
 
-    /// Returns how this process's [caches of rows](ParameterServerStrategyBuilder::row_cache) are used.
+    /// Returns the usage of this process's [caches of rows](ParameterServerStrategyBuilder::row_cache), such as the
+    /// number of rows that were read from them.
     pub fn row_cache_usage(&self) -> RowCacheUsage {
         self.1.servers.row_cache_usage()
     }

@@ -66,7 +66,7 @@ impl ParameterServerStrategyBuilder {
     }
 }
 
-/// Serializes the type in which numbers are sent as its name.
+/// The serialization of the type in which numbers are sent, as its name.
 mod wire_name {
     use super::Wire;
     use serde::{Deserialize, Deserializer, Serializer, de};

@@ -54,7 +54,7 @@ pub struct MultiWorkerMirroredStrategyBuilder {
     pub(super) spares: Option<usize>,
     shrink_after: Option<Duration>,
     tables: TableOptions,
-    /// The parameter servers that store tables, for a group that was passed.
+    /// The settings of the parameter servers that store tables, if the caller has set the group.
     servers: Option<ServerSettings>,
 }
 
@@ -170,7 +170,7 @@ impl MultiWorkerMirroredStrategyBuilder {
         self
     }
 
-    /// Sets the number of steps within which all variables that are equal on all workers are compared between them; 100
+    /// Sets the number of steps within which the workers compare all variables that must be equal on all of them; 100
     /// by default. 0 disables the comparison. The setting must be the same on all workers.
     ///
     /// With a setting of N, the workers compare a checksum of one Nth of the variables' bytes in each step. With the
@@ -197,10 +197,10 @@ impl MultiWorkerMirroredStrategyBuilder {
     /// [others](Compression) take fewer bytes, for slow links. The setting must be the same on all workers, which
     /// compare it in the first step.
     ///
-    /// All workers have the same bits, and the result still depends only on the number of replicas: 4 workers with one
-    /// replica compute the same as 1 worker with four. Therefore a single worker compresses as well. Transforms before
-    /// the reduction see exact gradients, and those after it the sum that was received. Other collectives, losses and
-    /// metrics keep all bits. With a [sharded state], the new weights are sent unchanged.
+    /// The reduced gradients are bit-identical on all workers, and still depend only on the number of replicas: 4
+    /// workers with one replica compute the same as 1 worker with four. Therefore a single worker compresses as well.
+    /// Transforms before the reduction see exact gradients, and those after it the sum that was received. Other
+    /// collectives, losses and metrics keep all bits. With a [sharded state], the new weights are sent unchanged.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -292,7 +292,7 @@ impl MultiWorkerMirroredStrategyBuilder {
         self
     }
 
-    /// Returns the parameter servers of the cluster, if they store tables.
+    /// Returns the settings of connections to the cluster's parameter servers; `None` if they store no tables.
     ///
     /// # Errors
     /// Returns the errors of the cluster resolver.
@@ -330,7 +330,8 @@ impl MultiWorkerMirroredStrategyBuilder {
     /// - [`Error::Cluster`]: the cluster is malformed, or this process is not one of its workers but, for example, a
     ///   parameter server. A program that was started as one of several workers never trains alone.
     /// - [`Error::Join`]: a worker has not joined before the join timeout, a worker rejects another, or connections
-    ///   over the network would be unprotected. [`Error::UnusedSpare`]: the training has ended, and there are spares.
+    ///   over the network would be unprotected.
+    /// - [`Error::UnusedSpare`]: the training has ended, and there are spares.
     /// - [`Error::Device`]: this build cannot use a device.
     /// - [`Error::InvalidArgument`]: there are no replicas, the numbers of devices and replicas differ, logical
     ///   replicas are combined with one of them, or the cluster has fewer workers than the minimum, or fewer than two

@@ -8,9 +8,9 @@ const VARIABLE: &str = "DISTRIBUTE_CHECKSUMS";
 
 impl MultiWorkerMirroredStrategyBuilder {
     /// Sets the links on which messages between workers have [checksums](Checksums): by default those to other
-    /// machines. If data arrives with another checksum than that with which it was sent, it is not used. All workers
-    /// get an error that names sender, receiver and data, and a `Training` re-forms the group and repeats the step. The
-    /// setting must be the same on all workers.
+    /// machines. Data whose checksum does not match is not used. All workers get an error that names the sender, the
+    /// receiver and the data, and a `Training` re-forms the group and repeats the step. The setting must be the same on
+    /// all workers.
     ///
     /// The default can be set with the environment variable `DISTRIBUTE_CHECKSUMS`: `auto`, `always` or `never`.
     ///

@@ -141,7 +141,7 @@ impl JoinSettings {
         Ok(())
     }
 
-    /// Returns the world in which a spare takes itself to be until it is in one. It is never that of the chief.
+    /// Returns the world that a spare assumes until it has joined one. The spare is never its chief.
     fn world_of_spare(&self) -> Result<World> {
         let workers = self.max_workers;
         Ok(World::with_count(workers, workers.saturating_sub(1), self.all.count())
@@ -153,7 +153,7 @@ impl JoinSettings {
         self.all.workers().saturating_sub(self.max_workers)
     }
 
-    /// Returns the settings of the service with which this worker offers tables, at its own host.
+    /// Returns the settings of the service through which other workers access the tables that this worker stores.
     pub fn table_service(&self) -> Result<ServiceSettings> {
         let host = |address: &str| Ok::<_, Error>(Address::from_str(address)?.host().clone());
         let own = self.addresses.get(self.all.worker());
@@ -164,8 +164,8 @@ impl JoinSettings {
         })
     }
 
-    /// Returns the range of permitted numbers of workers; `None` if the training run is not elastic. With spares it is,
-    /// even if the number is fixed: workers get other ranks, and none has a state that it alone can have.
+    /// Returns the range of permitted numbers of workers; `None` if the training run is not elastic. With spares it is
+    /// elastic even if the number is fixed: ranks change, so no worker may have state that the others lack.
     pub fn elastic(&self) -> Option<RangeInclusive<usize>> {
         (self.min_workers < self.all.workers()).then_some(self.min_workers..=self.max_workers)
     }
@@ -188,8 +188,8 @@ impl JoinSettings {
         }
     }
 
-    /// Returns the numbers of workers of a world, in which the workers at the positions `expected` are expected, and
-    /// those in `present` are not known to be lost.
+    /// Returns the quorum of a rendezvous. The workers at the positions `expected` are expected, and those in `present`
+    /// are not known to be lost.
     fn quorum(&self, expected: BTreeSet<usize>, present: BTreeSet<usize>) -> Quorum {
         let (minimum, maximum, grace) = (self.min_workers, self.max_workers, self.shrink_after);
         Quorum { minimum, maximum, expected, present, grace }

@@ -8,19 +8,19 @@ use distribute_core::strategy::{Compression, LocalSteps};
 const OPERATION: &str = "MultiWorkerMirroredStrategy";
 
 impl MultiWorkerMirroredStrategyBuilder {
-    /// Lets each worker make some steps of an optimizer alone, after which the workers agree on new weights. Only these
-    /// *outer steps* send weights, so the bytes of a step fall by the number of steps. The workers [average their
-    /// weights](distribute_core::strategy::Outer::Average), or make a
-    /// [step of DiLoCo](distribute_core::strategy::Outer::Nesterov). One step with an average is lock step: the same
-    /// code as without this setting. All workers must set the same.
+    /// Lets each worker train alone for several steps of an optimizer, after which the workers agree on new weights in
+    /// an *outer step*. Only outer steps send weights: if there is one every N steps, a step sends one Nth of the bytes
+    /// on average. The workers [average their weights](distribute_core::strategy::Outer::Average), or make a [step of
+    /// DiLoCo](distribute_core::strategy::Outer::Nesterov). An average after every step is the same as training without
+    /// this setting. The setting must be the same on all workers.
     ///
-    /// The replicas of a worker still train in lock step. After each outer step, weights are the same on all workers,
-    /// to the bit. Between outer steps they differ, and so do the slots of the rule at all times. Losses that a step
-    /// returns are those of the worker. Collectives in closures, and `reduce`, are still made by all workers.
+    /// The replicas of a worker still train in lock step. After each outer step, weights are bit-identical on all
+    /// workers. Between outer steps they differ, and so do the slots of the rule at all times. Losses that a step
+    /// returns are those of the worker. Collectives in closures, and `reduce`, still include all workers.
     ///
-    /// Checkpoints can be saved after an outer step, and contain the slots of each worker. Elsewhere, call
+    /// Checkpoints can be saved after an outer step, and contain the slots of each worker. Between outer steps, call
     /// [`Optimizer::finish_local_steps`](https://docs.rs/distribute/latest/distribute/struct.Optimizer.html#method.finish_local_steps)
-    /// on all workers first, also before an evaluation.
+    /// on all workers before saving, and before an evaluation.
     ///
     /// This does not combine with compression, tables on workers or servers, logical replicas, a minimum number of
     /// workers, a sharded state, averages of weights, or models whose graphs contain collectives.

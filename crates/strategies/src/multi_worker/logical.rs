@@ -56,11 +56,12 @@ impl MultiWorkerMirroredStrategyBuilder {
     }
 }
 
-/// Returns an error if logical replicas are combined with error feedback.
+/// Returns an error if logical replicas are combined with a compression that has error feedback.
 ///
 /// # Errors
-/// - [`Error::InvalidArgument`]: what is left over of a gradient belongs to a worker, so the result would depend on the
-///   number of workers.
+///
+/// - [`Error::InvalidArgument`]: each worker would keep what compression leaves of its gradients, so the result would
+///   depend on the number of workers.
 pub(super) fn require_no_feedback(replicas: ReplicaCount, compression: Compression) -> Result<()> {
     if matches!(replicas, ReplicaCount::PerWorker(_)) || !compression.has_feedback() {
         return Ok(());

@@ -7,11 +7,11 @@ impl MultiWorkerMirroredStrategyBuilder {
     /// that train is that of the cluster minus this number.
     ///
     /// A process for which there is no place among the workers is a spare. It builds its model, optimizer and datasets,
-    /// and waits in `Training::new`. When a worker is lost, the spare takes part in its stead at once, with the state
-    /// of the others. A process that is started later in the place of the lost one is the next spare. If the training
-    /// ends without a spare, its `Training::new` returns [`Error::UnusedSpare`](distribute_base::Error::UnusedSpare).
-    /// Ranks of workers change when a spare takes part. The first worker of the cluster cannot be replaced by a spare,
-    /// because the others connect to its address.
+    /// and waits in `Training::new`. When a worker is lost, the spare replaces it at once, and receives the state of
+    /// the others. A process that is started later in the place of the lost one is the next spare. If the training ends
+    /// before a spare was needed, `Training::new` on the spare returns
+    /// [`Error::UnusedSpare`](distribute_base::Error::UnusedSpare). Ranks of workers change when a spare replaces one.
+    /// The first worker of the cluster cannot be replaced by a spare, because the others connect to its address.
     ///
     /// The program must use a `Training`. The state of each optimizer is on all workers: it cannot be sharded, and
     /// tables and local steps are refused. The default can be set with the environment variable `DISTRIBUTE_SPARES`,

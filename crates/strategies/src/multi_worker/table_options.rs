@@ -20,7 +20,7 @@ pub enum TableHosts {
     Servers,
 }
 
-/// The weights of a model that are stored where its tables are: see [`TableHosts`].
+/// The choice of weights that are stored on the hosts of a model's tables: see [`TableHosts`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HostedWeights {
     /// The tables: the weights of layers that look up rows. Each worker has a copy of all other weights.
@@ -55,7 +55,7 @@ pub struct TableOptions {
     pub weights: HostedWeights,
     /// The cache in which each worker keeps rows that it has read; none by default.
     pub row_cache: Option<RowCacheOptions>,
-    /// The form in which the values of `f32` tables are stored that have at least `min_bytes`, and of tables of ids. If
+    /// The form in which values are stored: those of `f32` tables of at least `min_bytes`, and of tables of ids. If
     /// tables are mirrored, [`RowFormat::Bf16`] has the same results, and saves no memory.
     pub format: RowFormat,
 }

@@ -116,7 +116,7 @@ impl SharedTables {
     /// # Errors
     /// - [`Error::Failed`]: servers cannot be reached.
     /// - [`Error::InvalidArgument`]: the cluster has no server, or servers have tables of a different training run.
-    /// - [`Error::Worker`]: another worker has one of these errors, or this worker has one that not all workers have.
+    /// - [`Error::Worker`]: only some of the workers have one of these errors.
     /// - [`Error::Collective`]: a worker does not make this call.
     pub fn on_servers(
         group: Option<&Group>,
@@ -245,7 +245,7 @@ fn exchange_addresses(
     Ok((service, all.iter().map(|address| String::from_utf8_lossy(address).into_owned()).collect()))
 }
 
-/// Makes a call of all workers, before they have a strategy.
+/// Calls `make` with a call in which all workers participate, before they have a strategy.
 fn with_call<R>(
     group: &Group,
     timeout: Duration,

@@ -1,4 +1,4 @@
-//! Sums that replicas add to. All metrics consist of such sums.
+//! Sums to which replicas add. All metrics consist of such sums.
 
 use candle_core::{DType, Tensor};
 use distribute_base::internal::to_host;
@@ -124,8 +124,8 @@ pub(super) fn require_probability(operation: &'static str, place: usize, predict
     Err(Error::invalid(operation, reason))
 }
 
-/// Returns an error in a replica, because a replica can only read its own copy. The replica of the default strategy is
-/// an exception.
+/// Returns an error if this is called in a replica, which can only read its own copy. The replica of the default
+/// strategy may call it.
 fn outside(operation: &'static str) -> Result<()> {
     let (found, replica) = (current_kind(), get_replica_context());
     if found == ContextKind::CrossReplica || replica.is_some_and(|replica| replica.strategy().is_default()) {

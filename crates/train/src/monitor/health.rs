@@ -5,8 +5,8 @@ use distribute_core::Strategy;
 use distribute_core::internal::WeakStrategy;
 use distribute_monitor::{Report, Source};
 
-/// A source of reports on a worker that has no page. It does not keep the strategy alive. Unlike the source of a page,
-/// it does not record what a step does.
+/// The source of reports on a worker that has no page. It does not keep the strategy alive. Unlike
+/// [`Job`](super::job::Job), it does not make the strategy record its steps.
 pub(super) struct Health {
     strategy: WeakStrategy,
     /// The last report. It is repeated after the strategy has been dropped.

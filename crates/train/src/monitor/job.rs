@@ -31,7 +31,8 @@ pub(super) struct Job {
     watch: Watch,
     /// The coordinator's missing workers by name, with the time since each was first seen to be missing.
     away: BTreeMap<String, Stopwatch>,
-    /// The coordinator's status when a report last found that closures had ended; until then, that of the first report.
+    /// The coordinator's status in the last report that found newly ended closures; before that, the status in the
+    /// first report.
     status: Option<Status>,
     /// The average staleness of values, as measured by the last report that found newly ended closures; `None` before
     /// closures have ended.
@@ -191,7 +192,7 @@ pub(super) fn world(
     }
 }
 
-/// Returns a report on the worker that makes the others wait in each step, if there is one.
+/// Returns a report on the worker for which the others wait in each step, if there is one.
 fn straggler(strategy: &Strategy, world: &World) -> Option<Straggler> {
     let straggler = strategy.straggler()?;
     let name = world.workers.get(straggler.worker)?.name.clone();

@@ -121,10 +121,10 @@ impl Monitor {
         self.server.as_ref().map(Server::report)
     }
 
-    /// Records a step that was not made by this strategy's optimizers but, for example, by a closure of a coordinator.
-    /// `examples` is the number of examples in the step.
+    /// Records a step that a closure of a coordinator has made, for example. `examples` is the number of examples in
+    /// the step.
     ///
-    /// Steps of this strategy's optimizers are recorded automatically.
+    /// Steps of this strategy's optimizers are recorded automatically: do not record them again.
     pub fn record(&self, examples: usize, loss: f64) {
         if let Some(strategy) = self.strategy.upgrade() {
             strategy.step_stats().record_step(examples as f64, Some(loss));
@@ -155,8 +155,8 @@ impl MonitorBuilder {
     /// Sets an address for probes, such as `0.0.0.0:6071`, which each worker opens. By default it is the value of the
     /// environment variable `DISTRIBUTE_HEALTH`, if there is one.
     ///
-    /// Any machine that reaches the address can ask for `/healthz` and `/readyz`, and for nothing else. The responses
-    /// contain no data of the job, except how many workers are lost.
+    /// Any machine that can connect to the address can request `/healthz` and `/readyz`, and nothing else. Of the job's
+    /// data, responses contain only the number of lost workers.
     pub fn health(mut self, address: impl Into<String>) -> Self {
         self.health = Some(address.into());
         self

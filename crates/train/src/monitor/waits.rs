@@ -13,7 +13,8 @@ pub(super) struct WaitingCall<'a> {
     pub(super) seconds: f64,
 }
 
-/// Returns all waits that have lasted longer than in a normal step, and those of the coordinator for missing workers.
+/// Returns all waits that have lasted longer than those in a normal step, and the coordinator's waits for missing
+/// workers.
 pub(super) fn all(
     replicas: &[Replica],
     group: Option<&WaitingCall<'_>>,
@@ -69,7 +70,7 @@ fn waits_in(what: &str) -> bool {
     matches!(what, "waiting" | "input" | "servers")
 }
 
-/// Returns a text with the first names and the number of the omitted ones.
+/// Returns the first names, separated by commas, and the number of the omitted ones.
 fn list(names: impl ExactSizeIterator<Item = String>) -> String {
     const LISTED: usize = 4;
     let more = names.len().saturating_sub(LISTED);

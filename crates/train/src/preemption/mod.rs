@@ -115,8 +115,8 @@ impl Preemption {
         self.strategy.notice().receive();
     }
 
-    /// Returns `true` if this worker must stop training at this point. With several workers, a notice takes effect when
-    /// the next step has begun.
+    /// Returns `true` if this worker must stop training now. With several workers, a notice takes effect only after the
+    /// next step has begun.
     ///
     /// All workers must call this after the same step. If all of them exit, the result is the same on all. If only the
     /// workers that received the notice leave, the result is `true` only on these. Such a worker takes part in no
@@ -145,7 +145,7 @@ impl Preemption {
         leaves
     }
 
-    /// Saves a checkpoint from which training can resume, as the next one in the manager's folder.
+    /// Saves a checkpoint from which training can resume, in the manager's folder.
     ///
     /// All workers on which [`requested`](Self::requested) has returned `true` must make this call. Only the chief
     /// writes the checkpoint, and logs its path. Returns the path of the checkpoint. On a worker that leaves while the
@@ -188,7 +188,7 @@ impl Preemption {
         notice.decision()
     }
 
-    /// Returns the end of a log message: the names of the workers that received a notice.
+    /// Returns the end of a log message, which names the given workers.
     fn describe_workers(&self, workers: &[usize]) -> String {
         let each: Vec<_> = workers.iter().map(|worker| self.strategy.describe_worker(*worker)).collect();
         format!(" to {}", each.join(", "))

@@ -37,8 +37,8 @@ impl<'a> Backup<'a> {
         self.parts.restore_latest(&self.manager).map(drop)
     }
 
-    /// Saves a backup. The last one of a training run is complete when this returns, the others are written in the
-    /// background. The next backup waits for the one before and returns its error.
+    /// Saves a backup. The `last` one of a training run is complete when this returns; the others are written in the
+    /// background. Saving waits for the previous backup and returns its error.
     #[track_caller]
     pub fn save(&self, last: bool) -> Result<()> {
         let parts = self.parts.clone().metadata(LAST, last);
@@ -49,8 +49,8 @@ impl<'a> Backup<'a> {
 /// The checkpoints of the best weights so far.
 pub(super) struct Best<'a> {
     folder: &'a Path,
-    /// The manager of the folder. It also keeps two earlier ones: an interrupted run resumes from a backup that names
-    /// those, and the next backup may be still under way when newer ones are saved.
+    /// The manager of the folder. It keeps the latest checkpoint and two earlier ones: an interrupted run resumes from
+    /// a backup, which names an earlier one if the next backup was still in progress.
     manager: CheckpointManager,
     weights: Checkpoint<'a>,
 }
@@ -62,8 +62,8 @@ impl<'a> Best<'a> {
         Ok(Some(Self { folder, manager, weights: Checkpoint::new().part("model", &model.variables) }))
     }
 
-    /// Saves the weights after the given epoch, and returns the name of the checkpoint. It is complete, because the
-    /// next backup contains the name.
+    /// Saves the weights after the given epoch, and returns the name of the checkpoint. The checkpoint is complete when
+    /// this returns, because the next backup contains its name.
     #[track_caller]
     pub fn save(&self, epoch: &Epoch) -> Result<String> {
         let weights = self.weights.clone().metadata("epoch", epoch.epoch);

@@ -25,7 +25,7 @@ impl Trainer<'_> {
     }
 
     // PSV1-1
-    /// Returns an error for settings that are not supported with independent workers or with workers of a coordinator.
+    /// Returns an error if the workers of the strategy do not support these settings.
     ///
     /// Independent workers are at different steps. One worker's backup does not contain the state of the others, and
     /// restoring it would overwrite their updates. Workers that wait for a coordinator would wait forever.
@@ -130,7 +130,7 @@ impl Trainer<'_> {
     }
 
     /// Returns the number of epochs, and the number of steps in each; the latter is `None` if it is not set. If an
-    /// epoch is divided by validations, each part is counted as an epoch.
+    /// epoch contains several validations, each part that ends with one counts as an epoch.
     pub(super) fn parts(&self) -> (usize, Option<usize>) {
         let parts = self.validate_per_epoch.unwrap_or(1);
         (self.epochs.saturating_mul(parts), self.steps_per_epoch.map(|steps| steps / parts.max(1)))

@@ -10,7 +10,7 @@ use std::sync::Arc;
 type Provider<T> = Arc<dyn Fn(InputContext) -> Result<Dataset<T>> + Send + Sync>;
 type Batched<T, B> = Arc<dyn Fn(Dataset<T>, Batching) -> Result<Dataset<B>> + Send + Sync>;
 
-/// The sizes of per-replica batches.
+/// The sizes of per-replica batches, for the function that creates batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Batching {
@@ -20,8 +20,8 @@ pub struct Batching {
     pub drop_remainder: bool,
 }
 
-/// Functions that create the examples of each worker, without batching. They receive a context from which a worker can
-/// determine which files or rows to read.
+/// Functions that create the examples of each worker, without batching. They receive an [`InputContext`], which
+/// determines the files or rows that this worker reads.
 ///
 /// [`run`](super::run) calls them on each worker, and batches their datasets.
 #[doc(alias = "tfgnn.runner.DatasetProvider")]
@@ -133,8 +133,8 @@ impl<T: Nest + 'static, B: Nest + 'static> Datasets<T, B> {
         Ok(Some(batches))
     }
 
-    /// Batches a provider's dataset for each replica. `limit` transforms the dataset before it is batched; its second
-    /// argument is the number of examples that a worker processes in a step.
+    /// Distributes the dataset that `provider` returns, in per-replica batches. `limit` transforms the dataset before
+    /// it is batched; its second argument is the number of examples that a worker processes in a step.
     #[track_caller]
     fn batches(
         &self,

@@ -6,8 +6,8 @@ use distribute_cluster::resolver;
 use distribute_parameter_server::ParameterServerStrategy;
 use distribute_ps_tables::MinSizePartitioner;
 
-/// Creates a [`ParameterServerStrategy`] for the cluster in `TF_CONFIG`, or of Slurm or MPI, with variables partitioned
-/// over all servers.
+/// Creates a [`ParameterServerStrategy`] for the cluster that `TF_CONFIG`, Slurm or MPI describes, with variables
+/// partitioned over all servers.
 ///
 /// A variable has as many shards as there are parameter servers, unless shards would be smaller than `min_shard_bytes`;
 /// `None` means 256 KiB. Call this in the task that runs the training loop. It does not start servers in the other

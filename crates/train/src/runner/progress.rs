@@ -27,8 +27,8 @@ struct State {
     /// The name of the checkpoint with the best weights.
     best: Option<String>,
     at: Position,
-    /// The first position after the latest update, and the number of updates before it. `None` before the first call of
-    /// [`anchor`](Progress::anchor).
+    /// The position to which a failure returns: the first one after the latest update, with the number of updates
+    /// before it. `None` before the first call of [`anchor`](Progress::anchor).
     anchor: Option<(u64, Position)>,
 }
 
@@ -94,7 +94,7 @@ impl Progress {
 
     /// Returns the learning rate of the last step of the current epoch, if it does not follow a schedule.
     ///
-    /// Callbacks may have set the rate of the optimizer to that of the next step.
+    /// The optimizer's rate may already be that of the next step, which callbacks can set.
     pub fn rate(&self) -> Option<f64> {
         lock(&self.state).at.rate
     }

@@ -176,8 +176,8 @@ where
     }
 }
 
-/// The objects that the loop uses. After a failure all workers restart from a position that only `progress` and the
-/// datasets contain.
+/// The objects that the loop uses. Only `progress` and the datasets contain the position from which all workers resume
+/// after a failure.
 struct Epochs<'a, M, R: Rule, B, L> {
     trainer: &'a Trainer<'a>,
     strategy: &'a Strategy,
@@ -206,12 +206,12 @@ where
     B: Nest + Send,
     L: Fn(&M, B, Phase) -> Result<(Tensor, usize)> + Sync,
 {
-    /// Calls the callbacks before the first step of this process.
+    /// Calls `on_begin` of the callbacks, before the first step of this process.
     fn begin(&self) -> Result<()> {
         self.call(&self.progress.history(End::default()), |callback, context| callback.on_begin(context))
     }
 
-    /// Calls the callbacks at the end. Returns the history.
+    /// Calls `on_end` of the callbacks, and returns the history.
     fn end(&self, end: End) -> Result<History> {
         self.hide_progress();
         let history = self.progress.history(end);
@@ -219,14 +219,14 @@ where
         Ok(history)
     }
 
-    /// Removes the bar before users' code runs, because that code may print.
+    /// Removes the progress bar before user code runs, because that code may print.
     fn hide_progress(&self) {
         if let Some(bar) = &self.bar {
             bar.hide();
         }
     }
 
-    /// Passes each callback to `call`, the display of the progress first.
+    /// Calls `call` with each callback, beginning with the display of the progress.
     fn call(
         &self,
         history: &History,
@@ -393,7 +393,8 @@ where
         Ok(if !last && self.save_on_notice()? { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     }
 
-    /// Calls `body` while the model has the weights that are validated: its own, or their averages.
+    /// Calls `body` while the model has the weights to validate: its own, or their averages if
+    /// [`Trainer::validate_ema`] is set.
     #[track_caller]
     fn with_validated<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<T> {
         if self.trainer.validates_ema { self.optimizer.use_ema(body) } else { body() }

@@ -104,7 +104,7 @@ impl<'a> Trainer<'a> {
         self
     }
 
-    /// Sets the number of epochs from one validation to the next; 1 by default.
+    /// Sets the interval between validations, in epochs; 1 by default.
     #[doc(alias = "validation_freq")]
     pub fn validate_every(mut self, epochs: usize) -> Self {
         self.validate_every = Some(epochs);
@@ -161,7 +161,7 @@ impl<'a> Trainer<'a> {
 
     /// Saves the weights to `folder` after each validation whose loss is the lowest so far.
     ///
-    /// The checkpoint contains the component `model` and the metadata `epoch` and `validation_loss`. The last two
+    /// The checkpoint contains the component `model` and the metadata `epoch` and `validation_loss`. The last three
     /// checkpoints are kept. All workers must pass the same folder.
     #[doc(alias = "tf.keras.callbacks.ModelCheckpoint")]
     #[doc(alias = "ModelCheckpoint")]
@@ -172,8 +172,8 @@ impl<'a> Trainer<'a> {
         self
     }
 
-    /// At the end of training, restores the weights that [`save_best`](Self::save_best) has saved. Requires
-    /// `save_best`.
+    /// Restores the best weights at the end of training: those that [`save_best`](Self::save_best) has saved, which
+    /// this requires.
     #[doc(alias = "restore_best_weights")]
     pub fn restore_best(mut self) -> Self {
         self.restores_best = true;
@@ -216,11 +216,12 @@ impl<'a> Trainer<'a> {
     ///
     /// All workers finish the current step or, if there are several workers, possibly the next one. They save a backup
     /// and return [`End::Notice`](super::End::Notice). In elastic training with [`recover`](Self::recover), only the
-    /// workers that received the notice return, without a backup, and the others continue. All workers return there as
-    /// well if the first worker received the notice, or if too few would remain.
+    /// workers that received the notice return, without a backup, and the others continue. All workers save a backup
+    /// and return if the first worker received the notice, or if too few would remain.
     ///
-    /// `grace` is the time from the notice until the scheduler kills the process. It delays nothing: if the backup is
-    /// complete only after that time, the run returns [`Error::GracePeriod`](distribute_base::Error::GracePeriod).
+    /// `grace` is the time from the notice until the scheduler kills the process. It is only used to report a late
+    /// backup: if the backup is complete only after that time, the run returns
+    /// [`Error::GracePeriod`](distribute_base::Error::GracePeriod).
     #[doc(alias = "save_before_preemption")]
     #[doc(alias = "tf.distribute.experimental.PreemptionCheckpointHandler")]
     #[doc(alias = "PreemptionCheckpointHandler")]
@@ -239,7 +240,7 @@ impl<'a> Trainer<'a> {
 
     /// Adds a callback. Callbacks are called in the order in which they were added.
     ///
-    /// If one of them ends training after an epoch, the others are called nevertheless.
+    /// If one of them ends training after an epoch, the others are still called for that epoch.
     #[doc(alias = "callbacks")]
     pub fn callback(mut self, callback: impl Callback + 'a) -> Self {
         self.callbacks.push(Box::new(callback));

@@ -13,12 +13,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// The most workers and variables that the warning names.
 const NAMED: usize = 5;
 
-/// The rule that decides after which drift workers receive the state of another one.
+/// The rule that decides whether a drift is healed, which means that workers receive the state of another worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Healing {
-    /// Whether the program has asked for it.
+    /// Whether [`heal_drift`](super::TrainingBuilder::heal_drift) is set.
     pub is_enabled: bool,
-    /// The step before which drift was last healed; `None` if it was not since the group formed.
+    /// The step before which drift was last healed; `None` if none has been healed since the group formed.
     healed_before: Option<u64>,
 }
 
@@ -37,9 +37,9 @@ impl Healing {
         Self { is_enabled, healed_before: None }
     }
 
-    /// Returns the drift that an error reports, if it can be healed: the program has asked for it, some worker differs
-    /// in no variable, and the step is later than that of the last drift. The step is recorded. The decision is the
-    /// same on all workers, unlike one from the number of updates, which may have drifted as well.
+    /// Returns the drift that an error reports if it can be healed, and records its step. Healing must be enabled, some
+    /// worker must differ in no variable, and the step must be later than that of the last drift. All workers make the
+    /// same decision, because it does not depend on the number of updates, which may have drifted as well.
     pub fn accept(&mut self, error: &Error, world: World) -> Option<Healable> {
         let Some(Error::Drift { step, variables, workers, .. }) = error.drift() else { return None };
         let is_healable = self.is_enabled && (1..world.workers()).contains(&workers.len());
@@ -72,7 +72,7 @@ impl Healable {
     }
 }
 
-/// Returns an error if the state of this process must be replaced, because its variables have drifted.
+/// Returns an error if variables of this process have drifted, so that it needs the state of another worker.
 pub(super) fn require_sound(unsound: &AtomicBool) -> Result<()> {
     if !unsound.load(Ordering::Relaxed) {
         return Ok(());
@@ -93,7 +93,7 @@ fn listed(names: &[String]) -> String {
 mod tests {
     use super::*;
 
-    /// An error of a program.
+    /// An error of a program, for tests.
     #[derive(Debug)]
     struct OfProgram(Error);
 

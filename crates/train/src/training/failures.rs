@@ -7,9 +7,9 @@ use distribute_collective::recovery::RecoveryLimit;
 
 /// Returns `true` if an error means that another worker failed or timed out, or that workers are waiting to join.
 ///
-/// `updates` is the number of updates that this worker has made. Returns `false` if a worker times out a second time
-/// without an update between the two timeouts, which `failures` records. After an error for which this returns `true`,
-/// the state of this worker is complete or can be received from another worker.
+/// `updates` is the number of updates that this worker has made. `failures` records timeouts: returns `false` if a
+/// worker times out a second time without an update since the first. After an error for which this returns `true`, the
+/// state of this worker is complete or can be received from another worker.
 pub(super) fn can_continue(error: &Error, world: World, failures: &mut RecoveryLimit, updates: u64) -> bool {
     if error.is_waiting() {
         return true;

@@ -103,14 +103,14 @@ pub struct Training<'a> {
     patience: Duration,
     /// Whether this process has already taken part in the training run.
     begun: AtomicBool,
-    /// Whether this process was a spare, which has built its components at another time than the others.
+    /// Whether this process was a spare, which has built its components later or earlier than the others.
     spare: bool,
     /// The last generation in which this process agreed with the other workers on the position.
     agreed: AtomicU64,
     failures: Mutex<RecoveryLimit>,
     healing: Mutex<Healing>,
-    /// Whether variables of this process have drifted, and it has not received the state of another worker since. It
-    /// stays set while the group re-forms.
+    /// Whether variables of this process have drifted and it has not received the state of another worker since.
+    /// Re-forming the group does not reset this.
     unsound: AtomicBool,
 }
 
@@ -173,7 +173,7 @@ impl<'a> Training<'a> {
         }
     }
 
-    /// Allows this process to survive failures of other workers from now on, so that it can resume.
+    /// Makes failures of other workers no longer end this process, so that it can resume.
     pub(crate) fn begin(&self) {
         self.strategy.set_finished(false);
         self.strategy.set_survives(true);
@@ -231,9 +231,9 @@ impl<'a> Training<'a> {
         Ok(())
     }
 
-    /// Re-forms the group if `error` means that another worker failed or timed out, that data arrived changed, or that
-    /// workers are waiting to join. New workers are included. If `error` is [`Error::Drift`], the group stays, and
-    /// drift is [healed](TrainingBuilder::heal_drift) on request.
+    /// Re-forms the group if `error` means that another worker failed or timed out, that data was corrupted in
+    /// transfer, or that workers are waiting to join. New workers are included. If `error` is [`Error::Drift`], the
+    /// group stays, and drift is [healed](TrainingBuilder::heal_drift) on request.
     ///
     /// After this has returned, all workers have the same state: the state after the last update that the most advanced
     /// worker has completed. Call `iter` again on datasets that were being iterated over. The new iterators continue at
@@ -255,16 +255,16 @@ impl<'a> Training<'a> {
     /// # Errors
     /// - `error` itself: it was not caused by the failure of another worker but, for example, by this worker's own
     ///   data.
-    /// - `error` itself: a worker timed out a second time, with no update in between, or data arrived changed a second
+    /// - `error` itself: a worker timed out a second time, with no update in between, or data was corrupted a second
     ///   time in the same step.
-    /// - `error` itself: variables have drifted, and the program has not asked to heal this, no worker is right, or
+    /// - `error` itself: variables have drifted, and healing is not enabled, each worker differs in some variable, or
     ///   they drifted a second time before the same step or an earlier one.
     /// - `error` itself: the program connected the workers (with `on_threads`, or with
     ///   `MultiWorkerMirroredStrategyBuilder::group`), so only the program can connect them again.
-    /// - [`Error::UnusedSpare`]: the others have continued with a spare in the place of this process, and have ended.
+    /// - [`Error::UnusedSpare`]: a spare has replaced this process, and the training has ended.
     /// - [`Error::Join`]: a worker does not join within the [patience](TrainingBuilder::patience).
     /// - [`Error::Failed`] of the kind `RestoreNeeded`: no worker has a complete state, because a step makes several
-    ///   updates and only some of them were applied, or because the variables of all that are left have drifted.
+    ///   updates and only some of them were applied, or because the variables of all remaining workers have drifted.
     /// - The error of a component whose state cannot be saved or restored.
     #[track_caller]
     pub fn recover(&self, error: Error) -> Result<()> {
@@ -338,12 +338,7 @@ impl<'a> Training<'a> {
         met.map_err(|error| error.with_spares(self.strategy.extended().spares(), "Training::new"))
     }
 
-    /// Transfers the state of a worker without drift to those on which variables have drifted. The group stays the
-    /// same.
-    ///
-    /// # Errors
-    /// - [`Error::Drift`]: variables still differ.
-    /// - The errors of [`synchronize`](Self::synchronize).
+    /// Transfers the state of a worker without drift to the workers with drifted variables. The group stays the same.
     fn heal(&self, drift: &Healable, patience: Duration, at: &'static Location<'static>) -> Result<()> {
         drift.warn(&self.strategy);
         if drift.workers.contains(&self.strategy.world().worker()) {
@@ -424,8 +419,8 @@ pub struct TrainingBuilder<'a> {
 }
 
 impl<'a> TrainingBuilder<'a> {
-    /// Sets the maximum time to wait for other workers; five minutes by default. This applies to [`build`](Self::build)
-    /// and, after a failure, to the time until a replacement has received the state.
+    /// Sets the maximum time to wait for other workers; five minutes by default. This limits [`build`](Self::build)
+    /// and, after a failure, the time until a replacement has received the state.
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
         self
@@ -433,13 +428,14 @@ impl<'a> TrainingBuilder<'a> {
 
     /// Heals variables that have [drifted apart](Error::Drift) instead of returning the error. If each of them has the
     /// same value on a majority of the workers, the other workers receive the complete state of a worker that differs
-    /// in none, a warning names variables and workers, and the training continues. This needs three workers. All
-    /// workers must make the same setting; if one differs, the error of [`build`](Self::build) names it.
+    /// in none, a warning names variables and workers, and the training continues. This needs three workers. The
+    /// setting must be the same on all workers; otherwise [`build`](Self::build) returns an error that names a worker
+    /// with a different one.
     ///
-    /// A worker may have computed gradients with a wrong value before it was found. With `check_drift_every(1)` and
-    /// without local steps there is no such step, and the weights are bit-identical to those of an undisturbed run.
-    /// State that is spread over the workers, such as a sharded optimizer's, cannot be received from one of them, so
-    /// the error is returned.
+    /// A worker may have computed gradients with a wrong value before the drift was detected. With
+    /// `check_drift_every(1)` and without local steps there is no such step, and the weights are bit-identical to those
+    /// of an undisturbed run. State that is spread over the workers, such as a sharded optimizer's, cannot be received
+    /// from one of them, so the error is returned.
     ///
     /// ```
     /// # use distribute::prelude::*;

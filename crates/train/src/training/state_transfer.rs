@@ -1,4 +1,4 @@
-//! The transfer of state after a rendezvous, by running the rounds of a `recovery::StateTransfer` in a session.
+//! The transfer of state after a rendezvous, in the rounds of a `recovery::StateTransfer`.
 //!
 //! The workers agree on the position of the training run, and workers without the state receive it from another worker.
 

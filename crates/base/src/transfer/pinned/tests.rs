@@ -22,7 +22,7 @@ fn gpu(buffers: usize) -> Option<(Device, Pinned)> {
     }
 }
 
-/// Gives the GPU work for a while, on candle's stream.
+/// Keeps the GPU busy for a while with work on candle's stream.
 fn busy(device: &Device) -> Tensor {
     let some = Tensor::zeros((1 << 20,), DType::F32, device).unwrap();
     (0..20).fold(some, |some, _| some.affine(0.5, 1.).unwrap())
@@ -39,7 +39,7 @@ fn numbers(tensor: &Tensor) -> Vec<f64> {
     here.flatten_all().unwrap().to_vec1().unwrap()
 }
 
-/// Runs test `name` in a separate process, with nothing else on the GPU, and returns its output.
+/// Runs the test `name` in a separate process, with nothing else on the GPU, and returns its output.
 fn by_itself(name: &str, without_pinned_memory: bool) -> (String, String) {
     let mut command = child::command(&format!("transfer::pinned::tests::{name}"), "by itself");
     if without_pinned_memory {

@@ -13,15 +13,15 @@ const SHORT: Duration = Duration::from_millis(40);
 #[derive(Default)]
 struct Played {
     calls: Mutex<Vec<String>>,
-    /// The sums of the group: the parts and the destinations.
+    /// The sums of the current group: the parts and the destinations of each.
     group: Mutex<Vec<(Vec<Tensor>, Vec<Tensor>)>>,
     /// The call that fails.
     fails: Mutex<Option<&'static str>>,
     /// The number of polls after which each later link or group completes.
     questions: Mutex<usize>,
-    /// The remaining number of polls.
+    /// The number of polls that remain until the current operation completes.
     left: Mutex<usize>,
-    /// Blocks an abort until a message arrives.
+    /// The channel whose message an abort waits for; `None` if an abort does not wait.
     may_abort: Mutex<Option<mpsc::Receiver<()>>>,
 }
 

@@ -14,13 +14,13 @@ const STEPS: usize = 6;
 /// The indices of the steps in which the model is used in a different way than in the others.
 const OTHER: [usize; 2] = [2, 3];
 
-/// The reason why gradients are not sent early, in some steps or all.
+/// The reason why gradients are not sent early, in some or all steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Case {
     Nothing,
-    /// A layer is used more often than in the step before, after its gradient has been sent.
+    /// A layer is used more often than in the step before, so its gradient changes after it has been sent.
     UsedAgain,
-    /// candle adds a gradient of its own to that of a layer.
+    /// candle adds a gradient to that of a layer.
     Penalty,
     /// A layer has no gradient on one replica.
     Unused,

@@ -1,5 +1,5 @@
-//! The computation on devices. Rules are applied to the copies of all replicas, as candle's operations or as a single
-//! kernel.
+//! The computation of updates on devices. Rules are applied to the copies of all replicas, as candle's operations or as
+//! a single kernel.
 
 use super::fused;
 use crate::groups::Rules;
@@ -23,8 +23,7 @@ struct ReplicaUpdate {
     values: Vec<Tensor>,
 }
 
-/// An update of the copies of all replicas, with rules that only compute. Each replica has its own slots, with the
-/// same values.
+/// An update of the copies of all replicas, with rules that only compute. Each replica has its own copy of the slots.
 pub(crate) struct DeviceUpdater<'a> {
     pub(crate) rules: &'a Rules<'a>,
     pub(crate) parameters: &'a Parameters,
@@ -35,7 +34,8 @@ impl DeviceUpdater<'_> {
     /// Applies the rules to the reduced gradients of each replica. Returns the results without writing them.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`]: a rule compares elements in this step, although it did not in others.
+    /// - [`Error::InvalidArgument`]: a rule has no program for this step because it compares elements, although it had
+    ///   one for earlier steps.
     /// - Candle's error, for example if the device is out of memory.
     pub(crate) fn compute(
         &self,

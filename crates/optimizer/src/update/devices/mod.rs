@@ -1,6 +1,6 @@
-//! The update of variables on devices with separate memory. A single replica does not wait for its device, except for
-//! the trial of a new kernel. If some replica has no copy of a variable, for example because a table is too large, the
-//! variable is updated on the host.
+//! The update of variables on devices with separate memory. With a single replica, no thread waits for the device,
+//! except for the trial of a new kernel. A variable of which some replica has no copy, such as a very large table, is
+//! updated on the host.
 //!
 //! | module | contents |
 //! |---|---|
@@ -104,8 +104,8 @@ impl Backend for Devices {
         if all.iter().any(Option::is_some) { all } else { Vec::new() }
     }
 
-    /// Returns no copies if gradients must first be reduced on the host. The gradients of several replicas stay on
-    /// devices if NCCL can sum all of them.
+    /// Returns the copies of the variables whose gradients stay on devices: none if gradients must first be reduced on
+    /// the host. Gradients of several replicas stay on devices if NCCL can sum all of them.
     fn gradients_on_device<'a>(
         &self,
         optimizer: &Inner,

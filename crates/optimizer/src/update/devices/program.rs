@@ -5,7 +5,7 @@ use distribute_base::internal::choose;
 use distribute_base::{Error, Result};
 use distribute_optim::{Operation, Precision, Program};
 
-/// The result of one operation.
+/// The result of an operation.
 #[derive(Clone)]
 enum Value {
     /// A number that is the same for all elements, rounded to the element type.
@@ -177,7 +177,7 @@ mod tests {
         of_both(&Averaged { rule: std::sync::Arc::new(Adam::default()), momentum: 0.9 });
     }
 
-    /// A rule that does with elements what the rules of this crate do not.
+    /// A rule with operations that the rules of this crate do not use.
     #[derive(Debug)]
     struct Rest;
 

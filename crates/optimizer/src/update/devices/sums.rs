@@ -5,9 +5,11 @@ use candle_core::Tensor;
 use distribute_base::Result;
 use distribute_base::internal::{Dense, ReplicaGradient};
 
-/// Returns the sums over all replicas, on each replica's device. `sum` computes them from `parts[replica][number]`,
-/// which contain only the variables that have a gradient on at least one replica. The gradients of a single replica are
-/// returned unchanged. Returns `None` if a gradient is by row, because replicas may then have different rows.
+/// Sums gradients over all replicas, and returns the sums on each replica's device.
+///
+/// `sum` computes the sums from `parts[replica][number]`, which contain only the variables that have a gradient on at
+/// least one replica. The gradients of a single replica are returned unchanged. Returns `None` if a gradient is by row,
+/// because replicas may then have different rows.
 pub(crate) fn sum_on_devices(
     gradients: Vec<Vec<Option<ReplicaGradient>>>,
     copies: &Copies<'_>,

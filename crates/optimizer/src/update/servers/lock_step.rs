@@ -1,5 +1,5 @@
-//! The step of workers that store tables together. Each sends its part of the gradients to the servers of the tables.
-//! When all have succeeded, each updates its own copy of the other variables.
+//! The step of workers that store tables together. Each worker sends its share of the gradients to the servers of the
+//! tables. When all workers have succeeded, each updates its own copy of the other variables.
 
 use super::{OPERATION, Servers};
 use crate::progress::{Change, Incomplete};
@@ -18,8 +18,8 @@ impl Servers {
     /// Applies reduced gradients together with the other workers, and counts the step.
     ///
     /// # Errors
-    /// - [`Error::IncompleteState`]: sending the gradients has failed on a worker. Some tables may already be those of
-    ///   the next step.
+    /// - [`Error::IncompleteState`]: sending the gradients has failed on a worker. Some tables may already contain the
+    ///   gradients of this step.
     pub(super) fn apply_in_lock_step(
         &self,
         session: &Session,

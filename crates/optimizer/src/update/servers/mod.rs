@@ -31,7 +31,7 @@ use std::sync::Arc;
 
 const OPERATION: &str = "optimizer step";
 
-/// A backend that sends gradients to the servers that store the variables.
+/// A backend that sends gradients to the servers on which variables are stored.
 #[derive(Debug)]
 pub(crate) struct Servers {
     /// The trained variables, in the optimizer's order; `None` for those in the memory of this process.
@@ -215,7 +215,8 @@ impl Servers {
         self.variables.iter().enumerate().filter_map(|(number, of)| Some((number, of.as_ref()?)))
     }
 
-    /// Returns an error on all workers if a table cannot be updated by its rule.
+    /// Returns an error if the rule of a variable on servers cannot be applied there. The result is the same on all
+    /// workers.
     fn require_rules(&self, update: &Update<'_>) -> Result<()> {
         let mut all = self.on_servers();
         all.try_for_each(|(number, _)| require_rows(update.operation, update.rules.of(number).0))
@@ -256,7 +257,7 @@ impl Servers {
     }
 }
 
-/// Returns an error if a rule needs complete variables.
+/// Returns an error if a rule needs complete variables, because a server has only some rows of a variable.
 fn require_rows(operation: &'static str, rule: &dyn Rule) -> Result<()> {
     if rule.unit() != Unit::Variable {
         return Ok(());

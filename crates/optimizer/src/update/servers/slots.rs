@@ -19,13 +19,13 @@ enum SavedSlots {
     Numbered(Vec<HostTensor>),
     /// Slots with the ids of their rows.
     ByIds(Vec<i64>, Vec<HostTensor>),
-    /// Slots that are read again, by range of rows, when they are restored. Contains their names in the checkpoint.
+    /// The names of slots in a checkpoint, from which they are read again by ranges of rows when they are restored.
     ByRange(Reader, Vec<String>),
 }
 
 impl Servers {
-    /// Returns all slots of one variable, in the order of the rule's slots; none if the variable is not on servers. The
-    /// [rules](Self::set_rules) must have been set before.
+    /// Returns all slots of one variable, in the order of the rule's slots; an empty list if the variable is not on
+    /// servers. [`set_rules`](Self::set_rules) must have been called before.
     pub(super) fn slots(&self, optimizer: &Inner, number: usize) -> Result<Vec<HostTensor>> {
         let names = optimizer.slot_names();
         if names.is_empty() {
@@ -36,8 +36,8 @@ impl Servers {
         tables.read_slots(OPERATION, &names, 0..tables.rows())
     }
 
-    /// Adds to a checkpoint the slots of the variables on servers that this process saves, each under the names of the
-    /// slot and the variable. Sets the rules of all variables on the servers first.
+    /// Adds the slots of the variables on servers that this process saves to a checkpoint, under the names of the slot
+    /// and the variable. First sets the rules of all variables on the servers.
     pub(super) fn save_slots(&self, optimizer: &Inner, prefix: &str, writer: &mut Writer) -> Result<()> {
         drop(optimizer.progress.read("Checkpoint::save")?);
         let names = optimizer.slot_names();
@@ -148,7 +148,7 @@ impl Servers {
     }
 }
 
-/// Sets the slots of a variable, whose names are `names`, to their saved values.
+/// Sets the slots of a variable to their saved values. `names` are the names of the slots.
 fn set_slots(variable: &Variable, tables: &Sharded, names: &[String], saved: SavedSlots) -> Result<()> {
     match saved {
         SavedSlots::Numbered(slots) => tables.write_slots(RESTORE, names, &slots),
@@ -169,7 +169,7 @@ fn set_slots(variable: &Variable, tables: &Sharded, names: &[String], saved: Sav
     }
 }
 
-/// Returns the dtype in which slots of a variable are saved.
+/// Returns the dtype in which the slots of a variable are saved.
 fn slot_dtype(variable: &Var) -> DType {
     if variable.dtype() == candle_core::DType::F64 { DType::F64 } else { DType::F32 }
 }

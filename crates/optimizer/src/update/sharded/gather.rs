@@ -42,7 +42,7 @@ impl Sharded {
         }
     }
 
-    /// Adds all slots to the checkpoint of the chief, which gathers them one after another.
+    /// Adds all slots to the checkpoint on the chief, which gathers them one after another.
     pub(super) fn save_on_chief(&self, optimizer: &Inner, prefix: &str, writer: &mut Writer) -> Result<()> {
         const OPERATION: &str = "Checkpoint::save";
         let at = Location::caller();

@@ -261,7 +261,7 @@ fn changing<'v, 'r>(variable: &'v VariableOperands<'r>, rules: &Rules<'_>) -> Ch
     ChangedVariable { variable, touched, width: variable.variable.dtype().size_in_bytes() }
 }
 
-/// The update of those elements of a variable that are assigned to this worker.
+/// The update of the elements of a variable that are assigned to this worker.
 enum ShardUpdate<'a, F> {
     Dense(UpdateRange<'a, F>),
     Rows(RowShard<'a, F>),
@@ -332,7 +332,7 @@ impl<F: Number> Splittable for ShardUpdate<'_, F> {
     }
 }
 
-/// The bytes of a range of a variable's elements, and the received new values of those that change.
+/// The memory of a range of a variable's elements, and the received new values of the elements that change.
 struct ReceivedShard<'a> {
     values: &'a mut [u8],
     /// The range of elements that `values` contains.

@@ -1,4 +1,4 @@
-//! Sums of squares of gradients, for workers that each have only a range of the gradients.
+//! Sums of squares of gradients, if each worker has only a range of the gradients.
 
 use crate::partition::BLOCK;
 use crate::partition::Partition;
@@ -9,8 +9,8 @@ use distribute_core::internal::failure;
 use std::vec;
 
 /// Returns the sums of squares of all blocks of all variables, in the order of elements. Their sum is therefore
-/// bit-identical to that of a single worker with all elements. `mine` contains the sums for this worker's elements. All
-/// workers already have all gradients by row.
+/// bit-identical to that of a single worker with all elements. `mine` contains the sums for this worker's elements.
+/// Sums of gradients by row are not exchanged, because all workers have them.
 ///
 /// # Errors
 /// - The same error on all workers: a worker disconnects or times out.

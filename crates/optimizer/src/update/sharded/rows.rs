@@ -1,4 +1,4 @@
-//! The update of those rows of a table that are in a worker's range, with the gradients of all replicas. New values are
+//! The update of the rows of a table that are in a worker's range, with the gradients of all replicas. New values are
 //! written to separate memory.
 
 use crate::partition::BLOCK;
@@ -194,8 +194,8 @@ impl<F: Number> RowBatch<F> {
         self.gradient.extend_from_slice(gradient);
     }
 
-    /// Updates the batch, writes the new values to the start of `new`, removes that part from `new`, and begins a new
-    /// batch.
+    /// Updates the batch and begins a new one. The new values are written to the start of `new`, which is then
+    /// shortened by them.
     fn apply(
         &mut self,
         rule: &dyn Rule,

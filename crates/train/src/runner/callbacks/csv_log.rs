@@ -45,7 +45,7 @@ impl Callback for CsvLog {
     }
 }
 
-/// Returns the content of the file. Numbers have the fewest digits from which the same f64 is read.
+/// Returns the content of the file. Each number has the fewest digits that are parsed as the same f64.
 fn table(history: &History) -> String {
     let mut text = "epoch,steps,loss,validation_loss,learning_rate\n".to_owned();
     for Epoch { epoch, steps, loss, validation_loss, learning_rate } in &history.epochs {

@@ -57,8 +57,8 @@ use std::ops::ControlFlow;
 /// ```
 #[doc(alias = "tf.keras.callbacks.Callback")]
 pub trait Callback {
-    /// Called before the first step, after the backup was restored. On a worker that joins a run in progress, this is
-    /// before the worker receives the state, so the history is empty.
+    /// Called before the first step of this process, after its backup has been restored. A worker that joins a run in
+    /// progress has not received the state yet, so its history is empty.
     ///
     /// # Errors
     /// An error ends the training run.
@@ -87,8 +87,8 @@ pub trait Callback {
     }
 
     /// Called after the last epoch, or when the training run ends for another [reason](super::End), but not after an
-    /// error. If the best weights were to be restored, this has been done, unless the reason is
-    /// [`End::Notice`](super::End::Notice).
+    /// error. The [best weights](super::Trainer::restore_best) have been restored if this is enabled, unless the reason
+    /// is [`End::Notice`](super::End::Notice).
     ///
     /// # Errors
     /// The result of the training run is this error.
@@ -134,7 +134,8 @@ impl CallbackContext<'_> {
         self.epochs
     }
 
-    /// Returns the number of steps in an epoch; `None` if it is not known before the end of the first one.
+    /// Returns the number of steps in an epoch; `None` before the end of the first epoch if the trainer does not set
+    /// it.
     pub fn steps_per_epoch(&self) -> Option<usize> {
         self.steps_per_epoch
     }

@@ -36,14 +36,15 @@ impl ReduceOnPlateau {
         Self { factor, patience, min_delta: 1e-4, cooldown: 0, min_learning_rate: 0. }
     }
 
-    /// Sets by how much the validation loss must decrease below the lowest one so far to count as improved; 0.0001 by
-    /// default, as in Keras.
+    /// Sets the amount by which the validation loss must fall below its previous minimum to be considered an
+    /// improvement; 0.0001 by default, as in Keras.
     pub fn min_delta(mut self, loss: f64) -> Self {
         self.min_delta = loss;
         self
     }
 
-    /// Sets the number of validations after a reduction that do not count; 0 by default.
+    /// Sets the number of validations after a reduction that are ignored when validations without an improvement are
+    /// counted; 0 by default.
     pub fn cooldown(mut self, validations: usize) -> Self {
         self.cooldown = validations;
         self
@@ -73,7 +74,7 @@ impl ReduceOnPlateau {
         Err(Error::invalid("ReduceOnPlateau", reason))
     }
 
-    /// Returns whether the last epoch reduces the rate.
+    /// Returns whether the rate is to be reduced after the last epoch of the history.
     fn is_reduced(&self, history: &History) -> bool {
         let (mut least, mut since, mut paused, mut is_reduced) = (f64::INFINITY, 0, 0, false);
         for loss in history.epochs.iter().map(|epoch| epoch.validation_loss) {
@@ -117,7 +118,7 @@ impl Callback for ReduceOnPlateau {
 mod tests {
     use super::*;
 
-    /// Returns the numbers of the validations after which the rate is reduced.
+    /// Returns the indices of the validations after which the rate is reduced.
     fn reduced(callback: ReduceOnPlateau, losses: &[f64]) -> Vec<usize> {
         let epoch = |(epoch, loss): (usize, &f64)| Epoch {
             epoch,

@@ -21,7 +21,7 @@ pub(in super::super) struct ProgressBar {
     shown: Mutex<Timing>,
 }
 
-/// The times of the current epoch.
+/// The times from which the display of the current epoch is computed.
 struct Timing {
     epoch: Option<usize>,
     /// The time since the results of the previous epoch, or since the run began.
@@ -39,7 +39,7 @@ impl ProgressBar {
         is_chief.then(|| Self { line: StatusLine::on_terminal(), shown: Mutex::new(timing) })
     }
 
-    /// Removes the status line, because users' code may print.
+    /// Removes the status line before user code runs, because it may print.
     pub fn hide(&self) {
         if let Some(line) = &self.line {
             line.hide();
@@ -121,7 +121,7 @@ fn status(step: &Step, epochs: usize, steps: Option<usize>, rate: Option<f64>) -
     text
 }
 
-/// Returns the line that stays after an epoch.
+/// Returns the line that is printed after an epoch.
 fn summary(epoch: &Epoch, epochs: usize, seconds: Option<f64>) -> String {
     let steps = if epoch.steps == 1 { "step" } else { "steps" };
     let mut text =
@@ -145,7 +145,7 @@ fn number(number: f64) -> String {
     }
 }
 
-/// Returns a time as text.
+/// Formats a duration.
 fn duration(seconds: f64) -> String {
     match seconds {
         ..10. => format!("{seconds:.1} s"),

@@ -92,8 +92,8 @@ impl Ledger {
     /// Adds an evaluation to the list, and writes the complete file.
     ///
     /// # Errors
-    /// - [`Error::Io`]: the file cannot be written. The file then keeps its previous contents, and the list has the
-    ///   evaluation.
+    /// - [`Error::Io`]: the file cannot be written. The file then keeps its previous contents, but the list contains
+    ///   the evaluation.
     pub fn add(&mut self, mut entry: Evaluated) -> Result<()> {
         entry.metrics.sort_by(|a, b| a.0.cmp(&b.0));
         self.entries.push(entry);

@@ -130,7 +130,7 @@ impl Evaluator {
     /// - [`Error::Io`]: the results file cannot be read or written, or the handler of SIGTERM cannot be installed.
     /// - [`Error::InvalidArgument`]: a line of the results file was not written by an evaluator.
     /// - The errors of [`Checkpoint::restore_from`], of `evaluate` and of writing the event file. The next run
-    ///   evaluates that checkpoint again. If the checkpoint has been deleted, its errors are ignored.
+    ///   evaluates that checkpoint again. Errors are ignored if the checkpoint has been deleted.
     /// - The errors of [`CheckpointManager::new`] and [`CheckpointManager::paths`].
     pub fn run(
         &self,

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 static KERNELS: TrustedKernels<Gpu> = TrustedKernels::new();
 
-/// A step's program with its kernel, on one device.
+/// A program with its kernel for one device.
 pub(crate) struct Prepared {
     program: Program,
     kernel: Kernel,
@@ -51,7 +51,7 @@ impl Prepared {
             && matches!(like.device(), Device::Cuda(cuda) if cuda.id() == self.gpu.id())
     }
 
-    /// Returns `true` if the kernel may be used.
+    /// Returns `true` if the kernel has passed its trial and may be used.
     pub(crate) fn is_trusted(&self) -> bool {
         self.function.is_some()
     }

@@ -12,9 +12,9 @@ const KINDS: usize = 12;
 /// of a block, so that some threads of the last block have no element.
 const COUNT: usize = KINDS * KINDS * KINDS + 1025;
 
-/// Checks that `launch` computes the same bits as the host for a program. Any NaN is considered equal to any other. The
-/// inputs include all kinds of numbers. The constants are replaced with different ones, because a step may, for
-/// example, have a learning rate of 0.
+/// Checks that `launch` computes the same bits as the host for a program, except that all NaNs are equal. The inputs
+/// include all kinds of numbers. The constants are replaced by distinct ones, because those of a step may hide errors:
+/// its learning rate may be 0, for example.
 ///
 /// No standard defines the exact results of powers. Exponents are therefore tried with two values: with 0, for which
 /// every power is 1, and with another number, for which the results only have to be close.
@@ -91,8 +91,7 @@ pub(crate) fn first_line(error: &candle_core::Error) -> String {
     error.to_string().lines().next().unwrap_or_default().into()
 }
 
-/// Returns the program with different constants, which are all distinct, and with `exponent` in place of every
-/// exponent.
+/// Returns the program with other constants, which are all distinct, and with `exponent` in place of every exponent.
 fn with_constants<F: TrialNumber>(program: &Program, exponent: f64) -> Program {
     let mut tried = program.clone();
     let mut last = 0.3;
@@ -136,7 +135,7 @@ fn ordinary<F: TrialNumber>(at: usize, input: usize) -> F {
     F::of(4. * draws(input).uniform(at as u64) - 2.)
 }
 
-/// Returns a number of one of the kinds. It depends only on the position and the index of the input.
+/// Returns a number of one of the kinds, which depends only on the position and the index of the input.
 fn any_kind<F: TrialNumber>(at: usize, input: usize) -> F {
     let (least, most, _) = F::LIMITS;
     let number = ordinary::<F>(at, input);

@@ -45,7 +45,7 @@ fn numbers<F: Number>(count: usize, seed: usize) -> Vec<F> {
     (0..count).map(|at| F::of(((at * 37 + seed * 11) % 101) as f64 / 25. - 2.)).collect()
 }
 
-/// Makes three steps on the GPU by kernels, by candle's operations there, and on slices, and compares the results.
+/// Compares three steps of a rule by kernels on the GPU, by candle's operations on the GPU, and on slices.
 fn same<F: Number>(rule: &dyn Rule, count: usize, gpu: &Device) {
     let slots = rule.slots();
     let mut values: Vec<F> = numbers(count, 1);

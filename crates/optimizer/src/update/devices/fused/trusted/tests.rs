@@ -5,11 +5,11 @@ use distribute_base::internal::Number;
 use distribute_optim::{Operation, Precision};
 use std::cell::Cell;
 
-/// The result of a simulated device for an element, from the program with the constants of the call, and the
-/// element's inputs.
+/// A function that computes the result of a simulated device for one element. Its arguments are the program, with the
+/// constants of the call, and the element's inputs.
 type Element<'a> = &'a dyn Fn(&Program, &[f32]) -> CandleResult<Vec<f32>>;
 
-/// A simulated device, which computes results with `of_element` and does not compile the source code.
+/// A simulated device, which computes results with `of_element` instead of compiling the source code.
 struct Played<'a> {
     number: usize,
     /// The folded program whose kernels are compiled.
@@ -99,7 +99,7 @@ fn program(rule: &dyn Rule, rate: f64) -> Program {
     rule.program(Step::after(0, rate)).unwrap().unwrap()
 }
 
-/// Returns the fault that is reported for a device. Checks that it is reported only once.
+/// Returns the fault that is reported for a device, and checks that it is reported only once.
 fn told(played: &Played<'_>, program: &Program, precision: Precision) -> Option<Fault> {
     let trusted: TrustedKernels<Played<'_>> = TrustedKernels::new();
     let kernel = Kernel::new(program, precision).unwrap();
