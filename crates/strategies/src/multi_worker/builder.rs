@@ -197,10 +197,9 @@ impl MultiWorkerMirroredStrategyBuilder {
     /// [others](Compression) take fewer bytes, for slow links. The setting must be the same on all workers, which
     /// compare it in the first step.
     ///
-    /// The reduced gradients are bit-identical on all workers, and still depend only on the number of replicas: 4
-    /// workers with one replica compute the same as 1 worker with four. Therefore a single worker compresses as well.
-    /// Transforms before the reduction see exact gradients, and those after it the sum that was received. Other
-    /// collectives, losses and metrics keep all bits. With a [sharded state], the new weights are sent unchanged.
+    /// The reduced gradients are bit-identical on all workers, and depend only on the number of replicas. Therefore a
+    /// single worker compresses as well. Transforms before the reduction get exact gradients, and those after it the
+    /// received sum. All other values, and the new weights with a [sharded state], are sent unchanged.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -333,12 +332,12 @@ impl MultiWorkerMirroredStrategyBuilder {
     ///   over the network would be unprotected.
     /// - [`Error::UnusedSpare`]: the training has ended, and there are spares.
     /// - [`Error::Device`]: this build cannot use a device.
-    /// - [`Error::InvalidArgument`]: there are no replicas, the numbers of devices and replicas differ, logical
-    ///   replicas are combined with one of them, or the cluster has fewer workers than the minimum, or fewer than two
-    ///   workers next to its spares; a group is combined with a cluster resolver, an option for connections, a minimum
-    ///   number of workers, spares, or a different number of replicas; an option of [`CommunicationOptions`] is out of
-    ///   range; tables are stored on workers that may be missing; an environment variable is malformed; or [local
-    ///   steps](Self::local_steps) are out of range or do not combine with another setting.
+    /// - [`Error::InvalidArgument`]: there are no replicas; the numbers of devices and replicas differ; logical replicas
+    ///   are combined with one of them; the cluster has fewer workers than the minimum, or fewer than two next to its
+    ///   spares; a group is combined with a cluster resolver, spares, or an option for connections or the number of
+    ///   workers or replicas; an option of [`CommunicationOptions`] is out of range; tables are stored on workers that
+    ///   may be missing; an environment variable is malformed; or [local steps](Self::local_steps) are out of range or
+    ///   do not combine with another setting.
     /// - [`Error::Failed`]: the parameter servers that store tables cannot be reached.
     /// - [`Error::Worker`], [`Error::Collective`], [`Error::Server`]: a worker cannot offer its share of tables, cannot
     ///   reach the servers or the shares of the others, or does not build a strategy with the same tables.
