@@ -5,7 +5,7 @@ use std::ops::Range;
 /// The size of a slice: rows that were added to the writer in one call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Slice {
-    /// The number of rows; 1 for a scalar.
+    /// The number of rows, by which the slice can be split; 1 for a scalar.
     pub(crate) rows: usize,
     /// The size of all rows together, in bytes.
     pub(crate) bytes: usize,

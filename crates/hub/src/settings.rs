@@ -98,14 +98,14 @@ impl Hub {
         })
     }
 
-    /// Sets the folder of the cache. By default it is `HF_HUB_CACHE`.
+    /// Sets the folder of the cache. The default is `HF_HUB_CACHE`, or else `hub` in the folder `HF_HOME`.
     #[must_use]
     pub fn cache(mut self, folder: impl Into<PathBuf>) -> Self {
         self.cache = folder.into();
         self
     }
 
-    /// Sets the URL of the hub or of a mirror. By default it is `HF_ENDPOINT`.
+    /// Sets the URL of the hub or of a mirror. The default is `HF_ENDPOINT`, or else `https://huggingface.co`.
     ///
     /// # Errors
     /// - [`Error::Invalid`]: this is not an absolute URL with http or https, or it has a user, a query or a fragment.
@@ -126,7 +126,8 @@ impl Hub {
         Ok(self)
     }
 
-    /// Sets whether only the cache is used, without any request. By default it is `HF_HUB_OFFLINE`.
+    /// Sets whether only the cache is used, without any request. By default, `HF_HUB_OFFLINE` and
+    /// `TRANSFORMERS_OFFLINE` determine this.
     #[must_use]
     pub fn offline(mut self, is_offline: bool) -> Self {
         self.is_offline = is_offline;

@@ -38,7 +38,7 @@ pub struct ObjectPath {
 pub(crate) struct Graph {
     nodes: Vec<Object>,
     pub(crate) paths: Vec<ObjectPath>,
-    /// The keys of each full name. Two variables can have the same one.
+    /// The keys of the variables with each full name. Several variables can have the same name.
     names: BTreeMap<String, Vec<String>>,
 }
 

@@ -6,7 +6,7 @@ use crate::{ObjectPath, TfCheckpoint};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rule {
     slots: &'static [Slot],
-    /// The name that TensorFlow 1 appends to the name of a variable, with a number for each further slot.
+    /// The name that TensorFlow 1 appends to a variable's name for its first slot. Further slots also get a number.
     tf1: &'static str,
 }
 
@@ -15,7 +15,7 @@ pub(crate) struct Rule {
 pub(crate) struct Slot {
     /// The name of the slot in this project.
     pub(crate) here: &'static str,
-    /// The names in Keras, the latest first.
+    /// The names of the slot in Keras, the latest first.
     keras: &'static [&'static str],
 }
 

@@ -16,11 +16,11 @@ use std::sync::Arc;
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "Vec<u32>", into = "Vec<u32>")]
 pub struct Deals {
-    /// The workers of the first files, in blocks of [`BLOCK`].
+    /// The worker of each of the first files, in blocks of [`BLOCK`] that copies share.
     blocks: Arc<Vec<Arc<[u32]>>>,
-    /// The workers of the other files, which are fewer than [`BLOCK`].
+    /// The worker of each of the other files, which are fewer than [`BLOCK`].
     rest: Vec<u32>,
-    /// The checksum of all workers.
+    /// A checksum of the workers of all dealt files.
     checksum: u32,
 }
 

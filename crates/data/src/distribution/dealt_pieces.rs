@@ -27,14 +27,13 @@ pub(super) struct DealtPieces {
     state: State,
     /// The number of batches that the thread skips before the first one that it sends.
     skipped: usize,
-    /// The number of replicas.
     replicas: usize,
     /// The number of batches that are received before they are needed, so that a file can be dealt early.
     early: usize,
     ready: VecDeque<Tree<Leaf>>,
     /// Whether the thread is waiting for a file.
     needs_file: bool,
-    /// The error that follows the batches in `ready`.
+    /// The error to return after the batches in `ready`.
     failed: Option<Error>,
     ended: bool,
 }

@@ -67,7 +67,6 @@ pub(super) fn decide(
 struct Sources {
     /// The number of files of the source that has the fewest; `None` if there is no source of files.
     files: Option<usize>,
-    /// The number of sources of files.
     readers: usize,
     /// A description of a source that does not read files, if there is one.
     other: Option<String>,

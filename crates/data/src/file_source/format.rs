@@ -77,7 +77,7 @@ pub(crate) trait Sections: Send {
 
 /// The work of parsing one section into elements.
 pub(crate) struct Work {
-    /// The number of bytes of the section.
+    /// The size of the section in bytes, with which the memory of all sections in progress is limited.
     pub(crate) bytes: usize,
     pub(crate) make: Box<dyn FnOnce() -> ParsedSection + Send>,
 }

@@ -22,9 +22,9 @@ pub(crate) struct FilesStage {
     /// The index of the file that is being read.
     reading: usize,
     current: Option<Reading>,
-    /// The elements that have been parsed but not passed on yet.
+    /// The elements that have been parsed but not returned yet.
     parsed: ParsedSection,
-    /// The index of the file of the elements in `parsed`.
+    /// The index of the file that contains the elements in `parsed`.
     made_of: usize,
     /// The parsing threads; `None` until they are started. The first section is parsed without them, so that a
     /// small file needs none.
@@ -33,7 +33,7 @@ pub(crate) struct FilesStage {
     /// results.
     in_progress: VecDeque<(usize, usize)>,
     begun: bool,
-    /// The error that is returned after the sections in progress.
+    /// The error to return after the sections in progress.
     failed: Option<Error>,
     broken: Broken,
 }

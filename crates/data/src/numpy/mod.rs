@@ -137,9 +137,9 @@ pub fn write_npy(path: impl AsRef<Path>, tensor: &HostTensor) -> Result<()> {
 
 /// The limit on the memory that arrays may take together.
 struct Room {
-    /// The limit; `None` if there is none.
+    /// The limit for all arrays together; `None` if there is none.
     limit: Option<ElementLimit>,
-    /// The limit for texts if there is no other: each takes more memory than it has bytes in the file.
+    /// The limit for texts if `limit` is `None`. A text takes more memory than it has bytes in the file.
     of_texts: ElementLimit,
     /// The memory in bytes that earlier arrays have taken.
     taken: u64,

@@ -21,7 +21,7 @@ pub(crate) struct AheadStage {
 }
 
 enum State {
-    /// A stage whose thread has not been started. A pass that is never read needs no thread.
+    /// A stage whose thread is not started before its first element is requested.
     Waiting(Box<dyn Stage>),
     Running(Running),
     Ended,

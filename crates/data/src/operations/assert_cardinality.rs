@@ -82,7 +82,7 @@ struct AssertStage {
     input: Box<dyn Stage>,
     expected: usize,
     left: usize,
-    /// Whether there was an excess element after those that were passed on last.
+    /// Whether the input had an excess element.
     more: bool,
 }
 

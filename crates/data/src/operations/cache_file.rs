@@ -53,7 +53,7 @@ impl<T: Nest> Dataset<T> {
 struct CacheFile {
     input: Pipeline,
     file: Arc<Location>,
-    /// The stamps of the input's files when the first pass began. They are kept because there may be many files.
+    /// The stamps of the input's files, determined only once, because there may be many files.
     stamps: OnceLock<Arc<[Stamp]>>,
 }
 

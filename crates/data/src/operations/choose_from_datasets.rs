@@ -161,7 +161,7 @@ impl Pick for Choices {
 pub(super) struct ChooseStage {
     operation: &'static str,
     datasets: Vec<Box<dyn Stage>>,
-    /// A flag for each dataset: whether it has not ended.
+    /// Whether each dataset may have more elements.
     open: Vec<bool>,
     pick: Box<dyn Pick>,
     at_end: AtDatasetEnd,
@@ -170,7 +170,7 @@ pub(super) struct ChooseStage {
 }
 
 impl ChooseStage {
-    /// Creates a stage. `open` contains, for each dataset, whether it can be picked.
+    /// Creates a stage. `open` contains a flag for each dataset: whether it can be picked.
     pub(super) fn new(
         operation: &'static str,
         datasets: Vec<Box<dyn Stage>>,

@@ -70,7 +70,7 @@ impl Operation for Concatenate {
 
 struct ConcatenateStage {
     current: Box<dyn Stage>,
-    /// The stage that follows the current one; `None` once it is the current one.
+    /// The stage of the second dataset; `None` once it is in `current`.
     second: Option<Box<dyn Stage>>,
     /// Whether the first dataset is known to be infinite, so that the second one is never read.
     is_endless: bool,

@@ -109,7 +109,7 @@ struct FilterStage {
     empty_passes: EmptyPassCounter,
     /// The number of rows of sources that have been read in this pass.
     read: usize,
-    /// The number of rows of sources that have been kept in this pass.
+    /// The number of these rows that have been kept.
     kept: usize,
 }
 

@@ -39,7 +39,7 @@ impl Default for FirstElements {
 }
 
 enum Slot {
-    /// No thread reads from the iterator; `None` if no iterator has been created for the next pass.
+    /// No thread reads from the iterator. `None` means that no iterator has been created for the next pass.
     Free(Option<Begun>),
     /// This thread reads from the iterator. User code never runs while the lock is held.
     Busy(ThreadId),

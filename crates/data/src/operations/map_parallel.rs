@@ -79,7 +79,7 @@ impl<T: Nest> Dataset<T> {
 
 #[derive(Clone)]
 struct MapParallel {
-    /// The same operation on one thread.
+    /// The input and the function, as a `map` on one thread.
     map: Map,
     threads: usize,
     ordered: bool,

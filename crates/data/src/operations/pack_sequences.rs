@@ -113,9 +113,9 @@ impl Operation for PackSequences {
 struct Row {
     sequences: Vec<Tree<Leaf>>,
     lengths: Vec<usize>,
-    /// The sum of the lengths.
+    /// The sum of `lengths`.
     filled: usize,
-    /// The index of the element of the first sequence.
+    /// The index of the element from which the first sequence was created.
     index: usize,
     /// The number of complete passes when the first sequence was read.
     passes: usize,

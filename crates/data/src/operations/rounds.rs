@@ -8,7 +8,7 @@ pub(super) struct Rounds {
     /// The number of complete rounds.
     pub(super) complete: usize,
     datasets: Vec<InRound>,
-    /// The number of complete passes over the choices at the first element of the round.
+    /// The number of complete passes over the choices when the first element of the round was read.
     choices: Option<usize>,
 }
 

@@ -53,7 +53,6 @@ struct Part {
     run: Run,
     /// The index of the first row in the file.
     first: u64,
-    /// The number of rows.
     rows: u64,
     /// The range of rows within the run; `None` means all of them.
     within: Option<Range<u64>>,

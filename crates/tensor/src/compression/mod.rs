@@ -85,11 +85,11 @@ pub const CHUNK: usize = 4096;
 /// A codec of one variable's gradient that needs error feedback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Codec {
-    /// [`Compression::EightBits`].
+    /// The codec of [`Compression::EightBits`].
     EightBits,
-    /// [`Compression::TopK`].
+    /// The codec of [`Compression::TopK`].
     TopK,
-    /// [`Compression::LowRank`].
+    /// The codec of [`Compression::LowRank`], for a matrix of this shape.
     LowRank(low_rank::Shape),
 }
 
@@ -127,9 +127,9 @@ impl Compression {
 /// A codec whose packets are encoded and decoded in ranges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RangeCodec {
-    /// [`Compression::EightBits`].
+    /// The codec of [`Compression::EightBits`].
     EightBits,
-    /// [`Compression::TopK`].
+    /// The codec of [`Compression::TopK`].
     TopK,
 }
 

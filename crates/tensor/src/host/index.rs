@@ -35,7 +35,7 @@ pub enum Index {
         /// The distance between positions. It must not be 0.
         step: i64,
     },
-    /// All axes that no other index selects. It may occur only once.
+    /// All axes that no other index selects. A list of indices may contain only one ellipsis.
     #[doc(alias = "...")]
     Ellipsis,
     /// A new axis of size 1.
