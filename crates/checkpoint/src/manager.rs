@@ -350,8 +350,8 @@ impl Series {
         })
     }
 
-    /// Lists the checkpoints and the incomplete checkpoints in the folder. Logs a warning for each entry that
-    /// only resembles a checkpoint, but only once.
+    /// Lists the complete and the incomplete checkpoints in the folder. Logs one warning for each entry that only
+    /// resembles a checkpoint.
     fn list(&self) -> Result<Found> {
         let read = || {
             let names = fs::read_dir(&self.folder)?.map(|entry| Ok(entry?.file_name()));

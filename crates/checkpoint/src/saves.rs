@@ -42,7 +42,7 @@ impl State {
     }
 
     /// Returns `true` if this thread is making a save, so that waiting for the save would deadlock. This happens if
-    /// the save's progress function calls back.
+    /// the save's progress function calls the manager.
     fn is_on_this_thread(&self) -> bool {
         let mut current = self.current.iter().filter(|current| !current.save.is_finished());
         current.any(|current| current.thread == thread::current().id())

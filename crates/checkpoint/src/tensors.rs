@@ -8,7 +8,7 @@ use distribute_tensor::DType;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-/// A tensor of a checkpoint.
+/// A tensor of a checkpoint, with the locations of its rows.
 #[derive(Debug)]
 pub(crate) struct Tensor {
     pub(crate) dtype: DType,

@@ -108,8 +108,9 @@ impl Writer {
     }
 
     /// Adds a complete tensor of the program's state, which is not copied yet: the tensor `index` of `live`. A
-    /// [save](Self::save) copies it when it writes it. A [save in the background](crate::CheckpointManager::save_async)
-    /// holds all such tensors before it returns, and copies them while the program continues.
+    /// [save](Self::save) copies the tensor when it is written. A [save in the
+    /// background](crate::CheckpointManager::save_async) holds all such tensors before it returns, and copies them
+    /// while the program continues.
     ///
     /// # Errors
     /// - [`Error::Entry`]: there is already a tensor named `name`; or it contains strings; or its size in bytes exceeds

@@ -6,7 +6,8 @@ use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, SyncSender};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The files that a worker has been dealt and has not begun to read. Only the source of the worker's pipeline has it.
+/// The files that a worker has been dealt and has not begun to read. The hand belongs to the source of the worker's
+/// pipeline.
 ///
 /// A source that needs another file sends [`Output::NeedsFile`] on the channel of the pass, after all elements that
 /// precede the request, and waits for one answer. No deadline is needed: the wait ends with the pass, which drops its

@@ -38,7 +38,7 @@ impl Hash {
     }
 }
 
-/// A hash of the bytes so far.
+/// A hash that is computed while bytes arrive.
 pub(crate) struct Hasher(Context);
 
 impl Hasher {

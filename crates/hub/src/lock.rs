@@ -12,7 +12,8 @@ use std::time::Duration;
 /// The time between two attempts to acquire the lock.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Locks the file with the given hash. Waits as long as another process has the lock and its download grows.
+/// Locks the file with the given hash. Waits as long as another process has the lock and its download grows. Returns
+/// [`Error::Busy`] if the download has not grown for `timeout`.
 pub(crate) fn acquire(folder: &Folder, hash: &Hash, timeout: Duration) -> Result<LockFile> {
     let path = folder.lock(hash)?;
     // Others who share the cache may lock it: its mode is the default one.

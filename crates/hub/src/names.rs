@@ -6,7 +6,6 @@ use crate::error::{Error, Result, shown};
 const MAX: usize = 1024;
 const MAX_COMPONENT: usize = 255;
 
-/// The kind of a repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Model,

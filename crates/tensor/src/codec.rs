@@ -101,7 +101,7 @@ pub fn chunks(buffer: &Buffer, elements: Range<usize>) -> impl Iterator<Item = V
     })
 }
 
-/// The number of elements in a chunk.
+/// The number of elements that [`chunks`] converts at a time.
 const CHUNK: usize = 8192;
 
 /// Returns the bytes of all elements. Returns `None` for strings, and on machines that are not little-endian.

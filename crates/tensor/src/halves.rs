@@ -25,7 +25,7 @@ pub enum Wire {
 const BLOCK: usize = 1024;
 
 impl Wire {
-    /// All types.
+    /// All types in which numbers can be sent.
     pub const ALL: [Wire; 3] = [Wire::Full, Wire::F16, Wire::Bf16];
 
     /// Returns the number of bytes in which `bytes` bytes of `f32` are sent.

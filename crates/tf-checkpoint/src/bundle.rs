@@ -16,13 +16,13 @@ use std::sync::Arc;
 /// The version of the format that this crate reads.
 const VERSION: i32 = 1;
 
-/// The maximum size of an index in bytes. It has about a hundred bytes for each tensor or slice.
+/// The maximum size of an index in bytes. An index has about a hundred bytes for each tensor or slice.
 const MAX_INDEX: u64 = 1 << 30;
 
 /// The maximum rank of a tensor in TensorFlow.
 const MAX_RANK: usize = 254;
 
-/// The tensors of a bundle.
+/// The index of a checkpoint in TensorFlow's bundle format: all tensors, and the locations of their elements.
 #[derive(Debug)]
 pub(crate) struct Bundle {
     /// The path of the index.

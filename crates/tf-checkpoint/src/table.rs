@@ -21,7 +21,7 @@ const TRAILER: usize = 5;
 /// forged table could need more memory than the machine has.
 const MAX_RATIO: usize = 64;
 
-/// The maximum ratio of a block to its compressed size: a copy of 64 bytes takes 3 bytes.
+/// The maximum ratio of a block to its compressed size. In Snappy's format, a copy of 64 bytes takes 3 bytes.
 const MAX_COMPRESSION: usize = 22;
 
 /// A table in memory, whose blocks are checked one after another.
@@ -74,7 +74,8 @@ impl<'a> Table<'a> {
         })
     }
 
-    /// Returns the offsets and sizes of two blocks: that of metadata, and that of the locations of all others.
+    /// Returns the offsets and sizes of two blocks: the block of metadata, and the block with the locations of all
+    /// others.
     fn footer(&self) -> Result<((u64, u64), (u64, u64))> {
         let Some((_, footer)) = self.bytes.split_last_chunk::<FOOTER>() else {
             let reason =

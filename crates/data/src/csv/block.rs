@@ -136,7 +136,7 @@ impl<'a> Block<'a> {
         self.rows
     }
 
-    /// Returns the destination for rows of plain numbers; `None` if columns are named.
+    /// Returns the buffers for rows of plain numbers; `None` if columns are named.
     pub(crate) fn numbers(&mut self) -> Option<Numbers<'_>> {
         let label = match self.layout {
             Layout::Features => None,

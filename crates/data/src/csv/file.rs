@@ -25,7 +25,7 @@ pub(super) struct Dialect {
     pub(super) quoting: bool,
 }
 
-/// The columns of a file.
+/// The number and the names of a file's columns, from its first row.
 pub(super) struct Columns {
     file: Location,
     /// The number of columns; 0 if the file is empty.
@@ -153,7 +153,7 @@ impl CsvFormat {
 
 /// Estimates the number of bytes that a row occupies: its text, and the memory for each of its fields.
 pub(super) fn cost(row: &[u8], delimiter: u8) -> u64 {
-    /// The memory for the end of a field during parsing, and for the field itself if it is text.
+    /// The memory in bytes of a field in addition to its text: its end during parsing and, for text, the string.
     const FIELD: u64 = 32;
     let fields = row.iter().filter(|byte| **byte == delimiter).count();
     row.len() as u64 + FIELD * fields as u64

@@ -102,7 +102,7 @@ struct WorkerState {
     ended: bool,
 }
 
-/// An error of requests that correct workers do not make.
+/// An error in the requests of workers. It cannot occur if all workers run the same program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum BadRequests {
     /// The number of requests differs from the number of workers.

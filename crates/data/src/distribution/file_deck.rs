@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Files that are dealt one by one to whichever worker is free, each file once in every epoch.
+/// Files that are dealt one by one to workers as they become free, each file once in every epoch.
 ///
-/// A coordinator deals files, and schedules a function for each of them. A worker that has finished a file gets
-/// the next one, so workers with slow machines or large files read fewer files. The function gets a
-/// [`DealtFile`], which can be sent, and finds the file among its own with [`Files::dealt`].
+/// A coordinator deals files, and schedules a function for each of them. A worker that has finished a file gets the
+/// next one, so workers with slow machines or large files read fewer files. The function gets a [`DealtFile`], which
+/// can be sent to a worker, and finds this file in the worker's list with [`Files::dealt`].
 ///
 /// The deck is a component of checkpoints. Save it when all functions have ended, so that every file that was dealt
 /// belongs to the saved variables.

@@ -144,7 +144,7 @@ impl Steps {
     /// Prepares the batches of the next step, and returns their counts. After the end or an error, there are no more
     /// batches.
     ///
-    /// If files are dealt and this worker has none for the step, the counts are those of no replica. After it has been
+    /// If files are dealt and this worker has none for the step, the counts contain no replica. After it has been
     /// [given](Self::give) files, it prepares the step again, together with all other workers.
     pub(crate) fn prepare(&mut self) -> Result<StepCounts> {
         if let Some(counts) = self.prepared {

@@ -176,7 +176,7 @@ impl FilesStage {
         }
     }
 
-    /// Returns whether all elements that have been read have also been passed on.
+    /// Returns whether all elements that have been read have also been returned.
     fn is_idle(&self) -> bool {
         self.parsed.is_empty() && self.failed.is_none() && self.pool.as_ref().is_none_or(WorkerPool::is_idle)
     }

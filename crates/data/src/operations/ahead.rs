@@ -135,8 +135,7 @@ impl Stage for AheadStage {
         }
     }
 
-    /// Skips in the input itself if the thread has not started. That can be much faster than creating the
-    /// elements.
+    /// Skips elements in the input, without creating them, if the thread has not started. That can be much faster.
     fn skip(&mut self, count: usize) -> Result<usize> {
         if let State::Waiting(input) = &mut self.state {
             let skipped = input.skip(count)?;

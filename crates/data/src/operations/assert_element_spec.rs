@@ -129,8 +129,8 @@ impl AssertStage {
         }
     }
 
-    /// Returns whether an element matches the declared spec. If not, keeps an error in `input`. `offset` is the number
-    /// of elements between those that were passed on and this one.
+    /// Returns whether an element matches the declared spec. If not, keeps an error in `input`. `offset` is the
+    /// number of elements between the last returned one and this one.
     fn is_right(&mut self, offset: usize, value: &Tree<Leaf>) -> bool {
         let index = self.input.index + offset;
         let difference = self.declared.difference(value);

@@ -121,8 +121,8 @@ pub(super) fn common_spec(datasets: &[Pipeline], look: Look) -> Option<ElementSp
 
 /// A rule that selects the dataset of each element.
 pub(super) trait Pick: Send {
-    /// Returns the index of a dataset; `None` at the end. `open` contains, for each dataset, whether it has not ended.
-    /// A dataset that has ended may be picked, and is then passed over.
+    /// Returns the index of the dataset of the next element; `None` at the end. `open` contains a flag for each
+    /// dataset: whether it has not ended. If a dataset that has ended is returned, this is called again.
     fn pick(&mut self, open: &[bool]) -> Result<Option<usize>>;
 
     /// Returns the number of completed passes over the choices, as [`Stage::passes`] does.
@@ -157,7 +157,7 @@ impl Pick for Choices {
     }
 }
 
-/// A stage that takes each element from a dataset that is picked.
+/// A stage that takes each element from the dataset that a [`Pick`] selects.
 pub(super) struct ChooseStage {
     operation: &'static str,
     datasets: Vec<Box<dyn Stage>>,

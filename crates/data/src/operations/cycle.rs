@@ -30,7 +30,7 @@ pub(super) struct Cycle {
     empty_passes: EmptyPassCounter,
 }
 
-/// A slot of the cycle.
+/// A slot of the cycle, for one dataset at a time.
 enum Slot {
     /// A slot whose dataset has ended.
     Empty,

@@ -14,8 +14,8 @@ impl<T: Nest> Dataset<T> {
     /// Keeps only the elements for which `predicate` returns `true`.
     ///
     /// If the input is a [repeated](Dataset::repeat) dataset, and the filter keeps no element of 100 consecutive
-    /// repetitions, the pass ends with [`Error::EmptyPasses`]. For batches that extend over the end of a repetition, as
-    /// those of 1,000 from 999 elements, this is after 10,000 repetitions.
+    /// repetitions, the pass ends with [`Error::EmptyPasses`]. If batches extend over the ends of repetitions, as
+    /// batches of 1,000 from 999 elements do, the pass ends after 10,000 repetitions.
     ///
     /// A panic results in [`Error::Panicked`] with the element's index, and ends the pass.
     #[doc(alias = "tf.data.Dataset.filter")]

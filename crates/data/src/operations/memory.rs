@@ -157,7 +157,7 @@ impl Operation for Items {
         "items in memory".into()
     }
 
-    /// Returns the number of items. As with slices, their values are not compared.
+    /// Returns the number of items. As with slices, the values are not part of the identity.
     fn identity(&self) -> String {
         format!("{} items in memory", self.0.len())
     }

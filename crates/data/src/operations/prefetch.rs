@@ -48,8 +48,8 @@ impl Operation for Prefetch {
         Sharding::Through
     }
 
-    /// Returns the input if files are dealt, because all of its pass runs on one thread: requests for files then have a
-    /// position among the elements.
+    /// Returns the sharded input without this operation, if files are dealt. The complete pass must run on one
+    /// thread, so that each request for a file has a fixed position among the elements.
     fn shard(&self, worker: &WorkerShard) -> Option<Pipeline> {
         matches!(worker, WorkerShard::Dealt(_)).then(|| pipeline::shard(&self.input, worker))
     }

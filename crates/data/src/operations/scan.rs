@@ -12,8 +12,8 @@ use std::sync::Arc;
 impl<T: Nest> Dataset<T> {
     /// Maps elements with a function that also takes and returns a state. Each pass begins with `initial`.
     ///
-    /// A pass that resumes at a position calls the function for all elements before the position, because it needs
-    /// their state.
+    /// A pass that resumes at a position calls the function for all elements before the position, because the state
+    /// depends on them.
     ///
     /// A panic gives [`Error::Panicked`] with the element's index, and ends the pass.
     ///

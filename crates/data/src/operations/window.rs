@@ -121,7 +121,7 @@ impl<T: Nest> Windows<T> {
     }
 }
 
-/// The windows, each as a batch of its elements.
+/// The operation that yields windows, each as a batch of its elements.
 #[derive(Clone)]
 struct Window {
     input: Pipeline,
@@ -192,7 +192,7 @@ impl Operation for Window {
     }
 }
 
-/// The datasets that a user function creates from windows.
+/// The operation that concatenates the datasets that a user function creates from windows.
 #[derive(Clone)]
 struct WindowDatasets {
     window: Window,

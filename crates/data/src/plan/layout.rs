@@ -44,8 +44,7 @@ impl Layout {
     }
 }
 
-/// Checks that there are not too many replicas. There is a pipeline for each worker and a per-replica batch for
-/// each replica.
+/// Checks that there are at most 65,536 replicas, because each worker has a pipeline, and each replica a batch.
 pub(crate) fn check_replicas(
     operation: &'static str,
     parameter: &'static str,

@@ -162,9 +162,9 @@ impl Samples {
         }
     }
 
-    /// Handles an error of a file that cannot be read. The open sample is complete if the file belongs to another one,
-    /// and is returned before the error. Otherwise it may lack this file, so it is counted as broken if broken samples
-    /// are skipped.
+    /// Handles an error of a file that cannot be read. If the file belongs to another sample, the open sample is
+    /// complete, and is returned before the error. Otherwise the open sample may lack this file, so it is counted as
+    /// broken if broken samples are skipped.
     fn damaged(&mut self, error: Error) -> Result<Option<Sample>> {
         let Some((key, sample)) = self.open.take() else { return Err(error) };
         let file = self.members.reading.as_deref().and_then(key_and_kind);

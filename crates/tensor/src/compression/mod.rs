@@ -206,7 +206,7 @@ impl FromStr for Compression {
     }
 }
 
-/// Returns 0 for a number that is not finite, because it could never be sent later.
+/// Returns the residual, or 0 if it is not finite, because such a residual could never be sent.
 fn finite(residual: f32) -> f32 {
     if residual.is_finite() { residual } else { 0. }
 }
