@@ -332,8 +332,8 @@ impl MultiWorkerMirroredStrategyBuilder {
     ///   over the network would be unprotected.
     /// - [`Error::UnusedSpare`]: the training has ended, and there are spares.
     /// - [`Error::Device`]: this build cannot use a device.
-    /// - [`Error::InvalidArgument`]: there are no replicas; the numbers of devices and replicas differ; logical replicas
-    ///   are combined with one of them; the cluster has fewer workers than the minimum, or fewer than two next to its
+    /// - [`Error::InvalidArgument`]: there are no replicas; the numbers of devices and replicas differ; logical
+    ///   replicas are combined with them; the cluster has fewer workers than the minimum, or fewer than two next to its
     ///   spares; a group is combined with a cluster resolver, spares, or an option for connections or the number of
     ///   workers or replicas; an option of [`CommunicationOptions`] is out of range; tables are stored on workers that
     ///   may be missing; an environment variable is malformed; or [local steps](Self::local_steps) are out of range or
