@@ -38,8 +38,8 @@ const SLICE: Duration = Duration::from_millis(100);
 /// A limit on the time that a wait may take.
 ///
 /// A wait is split into slices, and [`look`](Self::look) is called between them. If a slice takes much longer than
-/// planned, the process was probably suspended, by SIGSTOP or in a frozen container. Other processes could not reach it
-/// then, so this time does not count.
+/// planned, the process was probably suspended, by SIGSTOP or in a frozen container. The process did no work then, so
+/// this time does not count.
 ///
 /// A thread that waits for a core looks the same, however. Half a slice therefore always counts, so that a deadline
 /// passes within `2 * timeout / slice + 1` looks, even if each of them is delayed.

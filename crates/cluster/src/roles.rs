@@ -56,8 +56,7 @@ impl ClusterSpec {
         })
     }
 
-    /// Returns the number of tasks that train together: the chief and the workers. Returns at least 1 for the
-    /// evaluator, which is alone.
+    /// Returns the number of tasks that train together: the chief and the workers, or 1 if `job` is the evaluator.
     ///
     /// # Errors
     /// - The errors of [`validate`](Self::validate) for task 0 of the job.

@@ -1,5 +1,5 @@
-//! A benchmark of sums of vectors over processes of this machine. The vectors are in buffers of the group, and the sums
-//! replace them, so nothing is copied before or after.
+//! A benchmark of sums of vectors over processes of this machine. The vectors are in shared buffers of the group, and
+//! the sums replace them, so nothing is copied before or after.
 //!
 //! ```text
 //! cargo run --release -p distribute-collective --example all_reduce -- \
@@ -18,7 +18,7 @@ use std::time::Duration;
 /// those that it starts.
 const PART: &str = "DISTRIBUTE_ALL_REDUCE";
 
-/// The approximate number of bytes that are summed for each size. Sums of short vectors are repeated more often.
+/// The approximate number of bytes to sum for each size of vectors. Sums of short vectors are repeated more often.
 const BYTES: usize = 512 << 20;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;

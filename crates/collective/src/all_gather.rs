@@ -7,7 +7,7 @@ use distribute_cluster::Fingerprint;
 use distribute_tensor::{Error, Leaf};
 
 /// Concatenates each leaf over the members of all processes along `axis`, in the order of their global ids. Returns the
-/// resulting leaves, and the offset of this member's part along the axis in each of them.
+/// resulting leaves and, for each of them, the offset of this member's part along the axis.
 ///
 /// # Errors
 /// - [`Failure::Blame`], on every member: members make different calls, or a member has exited, is lost or times out.
@@ -46,7 +46,7 @@ pub fn all_gather(
     Ok((Combined { leaves, tracked }, offsets))
 }
 
-/// Returns an error for a leaf that cannot be gathered from several members, even if there is only one member.
+/// Returns an error if a leaf cannot be gathered from several members, even if there is only one member.
 fn check(leaf: &Leaf, axis: usize) -> Result<(), Error> {
     const OPERATION: &str = "all_gather";
     let (rank, shape) = (leaf.dims().len(), leaf.dims().to_vec());

@@ -11,19 +11,18 @@ use distribute_tensor::partition::chunk_len;
 use distribute_tensor::{Folder, Leaf, Packing, ReduceOp, pack::reduce_packed};
 use std::sync::Arc;
 
-/// The maximum size in bytes of inputs that every member folds completely. Sharing the work would require a second
-/// rendezvous.
+/// The maximum size in bytes of inputs that every member reduces alone. Sharing the work would require another
+/// rendezvous of the members.
 const SINGLE_THREAD_BYTES: usize = 64 << 10;
 
-/// The size in bytes of the block that is folded at a time. It is small enough to stay in the L1 cache until the result
-/// is written.
+/// The size in bytes of the block that is reduced at a time. It stays in the L1 cache until the result is written.
 const BLOCK: usize = 8 << 10;
 
 /// Reduces each leaf over the members of all processes, in the order of a balanced binary tree over their global ids.
 ///
-/// The members share the work of large leaves by folding one range of elements each. Members may then get the same
-/// tensors: changing one in place changes it for all of them. Packing leaves does not change the result. The rows of
-/// indexed slices are merged in the order of ids.
+/// The members share the work for large leaves by reducing one range of elements each. Members may then get the same
+/// tensors, so that changing one in place changes it for all of them. Packing leaves does not change the result. The
+/// rows of indexed slices are merged in the order of their ids.
 ///
 /// # Errors
 /// - [`Failure::Blame`], on every member: members make different calls, or a member has exited, is lost or times out.
@@ -65,7 +64,7 @@ pub fn all_reduce(
     Ok(Combined { leaves: reduced, tracked: tracked(&replicas) })
 }
 
-/// Returns the reduction over a single member, with the same dtype and errors as a reduction over several members.
+/// Returns the reduction over a single member. The dtype and the errors are those of a reduction over several members.
 fn reduce_one(op: ReduceOp, leaf: Leaf) -> Result<Leaf, Failure> {
     let dtype = leaf.dtype()?;
     match leaf {
@@ -75,8 +74,7 @@ fn reduce_one(op: ReduceOp, leaf: Leaf) -> Result<Leaf, Failure> {
     }
 }
 
-/// Returns whether the work should be shared, because a leaf is large or, with packing, because all leaves together
-/// are.
+/// Returns whether the members should share the work: a leaf is large or, with packing, all leaves together are.
 fn are_large(leaves: &[Leaf], packing: Packing) -> bool {
     if packing.is_on() {
         leaves.iter().map(bytes).sum::<usize>() > SINGLE_THREAD_BYTES
@@ -91,7 +89,7 @@ fn bytes(leaf: &Leaf) -> usize {
     leaf.dims().iter().product::<usize>() * width
 }
 
-/// The threads that compute a sum.
+/// The threads that compute a reduction.
 enum FoldThreads<'a> {
     /// Only the calling thread.
     Caller,

@@ -5,10 +5,10 @@ use distribute_tensor::Leaf;
 /// The result of a collective operation, which is the same on every member.
 #[derive(Clone, Debug)]
 pub struct Combined {
-    /// The results, in the order of the leaves.
+    /// The resulting leaves, in the order of the arguments.
     pub leaves: Vec<Leaf>,
-    /// Whether gradients flow through each leaf on some replica of some process. If so, all replicas participate in its
-    /// gradient, even those on which the leaf depends on no variable.
+    /// Whether gradients flow through each leaf on some replica of some process. All replicas then participate in the
+    /// leaf's gradient, even those on which it depends on no variable.
     pub tracked: Vec<bool>,
 }
 

@@ -3,8 +3,9 @@
 use distribute_cluster::Blame;
 use std::sync::Arc;
 
-/// The error of a collective operation. A [`Failure::Blame`] is returned on every member. After another error of one
-/// member, the others fail in the same operation or in their next one. The team or group can then be used again.
+/// The error of a collective operation. A [`Failure::Blame`] is returned on every member. After any other error of one
+/// member, the other members fail in the same operation or in their next one. The team or group can be used again
+/// afterwards.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     /// Members made different calls, or a member has exited or timed out.
@@ -24,7 +25,7 @@ pub enum Failure {
         /// The error message of the library.
         reason: String,
     },
-    /// The failure of the member that made the call on behalf of all members of its process.
+    /// The failure of the member that made the call on behalf of all members of this process.
     #[error("{0}")]
     Shared(Arc<Failure>),
 }

@@ -1,14 +1,14 @@
-//! A vector whose chunks are written by several threads, without being zeroed first. This is the only `unsafe` code of
-//! the operations.
+//! A vector whose chunks are written by several threads, without being zeroed first. Zeroing 64 MiB takes a third of
+//! the time of summing them.
 //!
-//! Zeroing 64 MiB takes a third of the time of summing them.
+//! This is the only `unsafe` code of the operations.
 
 use crate::sync::{Mutex, lock};
 use distribute_tensor::partition::chunk_len;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-/// A chunk of a vector, which is written from start to end.
+/// A chunk of a vector, to be written from start to end.
 pub(crate) struct Chunk<'a, T> {
     start: usize,
     spare: &'a mut [MaybeUninit<T>],
@@ -16,7 +16,7 @@ pub(crate) struct Chunk<'a, T> {
 }
 
 impl<T: Copy> Chunk<'_, T> {
-    /// Returns the range of the next elements of the vector to write, at most `max`. It is empty if the chunk is full.
+    /// Returns the range in the vector of the next elements to write, at most `max`. It is empty if the chunk is full.
     pub(crate) fn next(&self, max: usize) -> Range<usize> {
         let start = self.start + self.written;
         start..start + max.min(self.spare.len() - self.written)
@@ -47,8 +47,8 @@ impl<T: Copy> Chunk<'_, T> {
     }
 }
 
-/// Returns a vector of `len` elements, each chunk of which is written by a call of `fill`. `broadcast` runs a closure
-/// once with each number below `chunks`, on any threads, and returns when all calls have finished.
+/// Returns a vector of `len` elements, which `fill` writes in `chunks` chunks. `broadcast` runs a closure once with
+/// each number below `chunks`, on any threads, and returns when all calls have finished.
 ///
 /// # Panics
 /// Panics if `fill` does not fill a chunk completely, or if `broadcast` skips a number.
@@ -59,7 +59,7 @@ pub(crate) fn fill_parallel<T: Copy + Send>(
     fill: impl Fn(&mut Chunk<'_, T>) + Sync,
 ) -> Vec<T> {
     /// The granularity of chunks in elements. It is at least a cache line, so that no two threads write to the same
-    /// line.
+    /// one.
     const GRAIN: usize = 64;
     let mut out = Vec::with_capacity(len);
     let each = chunk_len(len, chunks, GRAIN);

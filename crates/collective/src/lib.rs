@@ -1,8 +1,9 @@
-//! Collective operations, in which the members of a team or a group exchange, reduce and gather values.
+//! Collective operations, in which the replicas of one or more processes exchange, reduce and gather values.
 //!
-//! There are two levels. The replicas of a process are a *team*: threads that pass pointers to each other. The
-//! processes are the workers of a *group*: they send bytes to each other. A call begins in the team. The last member to
-//! arrive acts for the complete team in the group, outside the lock, while the others wait.
+//! There are two levels. The replicas of a process are the *members* of a *team*: threads that pass pointers to each
+//! other. The processes are the workers of a *group*: they send bytes to each other. A call begins in the team. The
+//! last member to arrive makes the call in the group for the complete team, without holding the lock, while the others
+//! wait.
 //!
 //! Before data is used, members compare the [`Fingerprint`](distribute_cluster::Fingerprint) of their calls. If
 //! fingerprints differ, or a member exits or times out, all members get the same error, which names the responsible
@@ -13,11 +14,11 @@
 //! | [`threads`] | teams. Start at [`Member`](threads::Member), the calls of a replica |
 //! | [`group`] | groups. Start at [`Group`](group::Group), and [`GroupCall`](group::GroupCall) for one call |
 //! | `all_reduce`, `all_gather` | [`all_reduce()`], [`all_gather()`]: the operations of all replicas |
-//! | `combined`, `failure` | [`Combined`], [`Failure`]: the result of an operation, or its error, the same on every member |
+//! | `combined`, `failure` | [`Combined`], [`Failure`]: the result of an operation, or its error |
 //! | [`recovery`] | the decisions of workers that have re-formed the group |
 //! | `fill_parallel`, `sync` | a vector that several threads fill; the primitives of synchronization |
 //!
-//! The hand-written synchronization of threads is only in this crate, which does not use candle. shuttle can therefore
+//! All synchronization of threads that is written by hand is in this crate, which does not use candle. So shuttle can
 //! explore its interleavings (`--cfg shuttle`), and Miri can run its `unsafe` code, in seconds. This crate does not
 //! depend on models or variables.
 

@@ -41,8 +41,8 @@ impl Signal {
         Self { changed: Condvar::new(), sleepers: AtomicU64::new(0) }
     }
 
-    /// Sleeps until the signal is sent, but at most until the deadline. May also return early, in particular to check
-    /// the clock.
+    /// Sleeps until the signal is sent, but at most until the deadline. May return early, for example to check the
+    /// clock.
     pub(crate) fn wait<'a, T>(&self, guard: MutexGuard<'a, T>, deadline: &mut Deadline) -> MutexGuard<'a, T> {
         let slice = deadline.look();
         // shuttle's waits never time out, so a passed deadline returns at once.
@@ -66,12 +66,11 @@ impl Signal {
 }
 
 /// Waits for a short time without sleeping until `ready` returns `true`, and returns whether it did. Waking a sleeping
-/// thread takes 50 µs, which is more than many steps take.
+/// thread takes 50 µs, longer than many steps.
 ///
-/// If every member has a core, this spins. Yielding would give the core to any other runnable thread, so that with
-/// another busy program, each rendezvous would take a time slice of the scheduler, which is several milliseconds. If
-/// there are more members than cores, spinning members would prevent the others from working, so this yields. It yields
-/// only for a short time, because with another busy program, each yield may last a time slice.
+/// If every member has a core, this spins. Yielding would give the core to any other runnable thread. Next to another
+/// busy program, each rendezvous would then take a time slice of the scheduler, which is several milliseconds. If there
+/// are more members than cores, spinning would keep the others from working, so this yields, but only for a short time.
 // Not inlined: .ci/instructions leaves it out by its name.
 #[inline(never)]
 pub(crate) fn linger(ready: impl Fn() -> bool) -> bool {
@@ -91,11 +90,11 @@ pub(crate) fn linger(ready: impl Fn() -> bool) -> bool {
     true
 }
 
-/// The maximum time to spin, which is the time that waking a sleeping thread takes. Waiting therefore takes at most
-/// twice the minimum time.
+/// The maximum time to spin, which is about the time for waking a sleeping thread. A wait therefore takes at most twice
+/// the minimum time.
 const LINGER: Duration = Duration::from_micros(50);
 
-/// The maximum time to yield. It is a small part of a timeout, and much longer than waking a thread takes.
+/// The maximum time to yield. It is much longer than waking a thread takes, and short in comparison with a timeout.
 const YIELDING: Duration = Duration::from_millis(10);
 
 /// The number of yields between two checks of the clock.
@@ -129,7 +128,7 @@ fn yielding(times: usize, ready: impl Fn() -> bool) -> bool {
     false
 }
 
-/// Counts the members of teams that are working in this process.
+/// A count of the team members that are running in this process.
 #[cfg_attr(shuttle, allow(dead_code))]
 pub(crate) mod active_members {
     use std::sync::OnceLock;
@@ -137,7 +136,7 @@ pub(crate) mod active_members {
 
     static ACTIVE: AtomicUsize = AtomicUsize::new(0);
 
-    /// A guard that counts the given number of members as working until it is dropped.
+    /// A guard that counts members as running until it is dropped.
     pub(crate) struct ActiveMembers(usize);
 
     pub(crate) fn add_active_members(members: usize) -> ActiveMembers {

@@ -1,4 +1,4 @@
-//! The settings of a server.
+//! [`ServerBuilder`]: the settings of a server.
 
 use crate::client::ClientBuilder;
 use crate::connection::Services;
@@ -19,8 +19,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 impl Server {
-    /// Starts a server without custom services. The job can be omitted if the cluster has only one job, and the index
-    /// if the job has only one task. [`builder`](Self::builder) provides more settings.
+    /// Starts a server without custom services. [`builder`](Self::builder) provides more settings.
+    ///
+    /// The job can be omitted if the cluster has only one job, and the index if the job has only one task.
     ///
     /// # Errors
     /// Returns the errors of [`ServerBuilder::start`], among them:
@@ -41,7 +42,7 @@ impl Server {
         builder.start()
     }
 
-    /// Starts a server on this machine, in a separate cluster of one task, on a port that the system chooses.
+    /// Starts a server on this machine, as the only task of a new cluster, on a port that the system chooses.
     ///
     /// # Errors
     /// Returns the errors of [`ServerBuilder::start`].
@@ -54,8 +55,8 @@ impl Server {
         ServerBuilder::new(cluster)
     }
 
-    /// Returns a builder for this process's server. The resolver must identify the process as a worker or a parameter
-    /// server.
+    /// Returns a builder for the server of this process, which must be a worker or a parameter server according to the
+    /// resolver.
     ///
     /// # Errors
     /// - [`ServerError::Cluster`]: the resolver fails.
@@ -118,19 +119,18 @@ impl ServerBuilder {
         self
     }
 
-    /// Sets the job and the index.
+    /// Sets the job of this server and its index in the job.
     pub fn task(self, task: Task) -> Self {
         self.job_name(task.job).task_index(task.index)
     }
 
-    /// Sets the scheme of the address in [`Server::target`]. The default is `tcp`. Nothing else depends on
-    /// it.
+    /// Sets the scheme of the address in [`Server::target`]. The default is `tcp`. It has no other effect.
     pub fn protocol(mut self, protocol: impl Into<String>) -> Self {
         self.protocol = protocol.into();
         self
     }
 
-    /// Adds a service that answers the calls to `name`.
+    /// Adds a service that answers the calls to the name `name`.
     pub fn service(mut self, name: impl Into<String>, service: impl Service + 'static) -> Self {
         self.services.push((name.into(), Arc::new(service)));
         self
@@ -159,10 +159,10 @@ impl ServerBuilder {
     /// Sets the maximum number of simultaneous connections. The default is 1024. Each has two threads, which sleep
     /// while nothing is received.
     ///
-    /// Some connections are reserved for other callers. A task gets a further connection only while it has fewer
-    /// connections than are free, so it gets at most half of the maximum, rounded up. The tasks at one IP address get a
-    /// further connection only while they together have fewer than three times the number of free ones. If the maximum
-    /// is greater than 1, they never get all connections.
+    /// Some connections are reserved for other callers. A task gets another connection only while it has fewer
+    /// connections than are free, so it gets at most half of the maximum, rounded up. All tasks at one IP address get
+    /// another connection only while together they have fewer than three times the number of free ones. They never get
+    /// all connections, unless the maximum is 1.
     pub fn max_connections(mut self, connections: usize) -> Self {
         self.connections = connections;
         self
@@ -176,24 +176,26 @@ impl ServerBuilder {
     }
 
     /// Sets the maximum total size in bytes of the unanswered calls of all connections. The default is half of the
-    /// memory of this machine or container. A call that would exceed it fails with
-    /// [`FaultKind::NoRoom`](crate::FaultKind::NoRoom) and is not executed. The same applies to a call if the
-    /// calls of its connection would then occupy more than they leave free. A connection therefore gets at most half of
-    /// the size that other connections do not use. Its only unanswered call may be longer.
+    /// memory of this machine or container.
+    ///
+    /// A call that would exceed the maximum is not executed, and fails with
+    /// [`FaultKind::NoRoom`](crate::FaultKind::NoRoom). So does a call after which the calls of its connection would
+    /// occupy more than they leave free. A connection therefore gets at most half of the size that other connections do
+    /// not use. This second limit does not apply to its only unanswered call.
     pub fn max_waiting_bytes(mut self, bytes: usize) -> Self {
         self.waiting = Some(bytes);
         self
     }
 
-    /// Sets the time after which the server ends if no task of a different job is connected. The server assumes that
-    /// the tasks that it serves have then exited or failed. The time begins when the server is started, and again when
-    /// the last connection from such a task is closed. By default, there is no limit.
+    /// Sets the time after which the server ends if no task of a different job is connected. The server then assumes
+    /// that the tasks that it serves have exited or failed. The time begins when the server is started, and again when
+    /// the last connection from such a task is closed. By default there is no limit.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
         self
     }
 
-    /// Creates a server that listens. It answers calls after it is [started](Server::start).
+    /// Creates a server that listens. It answers calls only after it is [started](Server::start).
     ///
     /// # Errors
     /// - [`ServerError::Cluster`]: the task is not in the cluster.
@@ -235,7 +237,7 @@ impl ServerBuilder {
         Ok(Server::ready(task, cluster, address, self.protocol, shutdown, ready))
     }
 
-    /// Starts a server.
+    /// Creates a server and starts to answer calls.
     ///
     /// # Errors
     /// Returns the errors of [`build`](Self::build) and [`Server::start`].

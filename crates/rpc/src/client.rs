@@ -1,4 +1,4 @@
-//! Clients that call the services of a server.
+//! [`Client`]: a connection through which threads call the services of a server.
 
 // - **INV-33** A call is sent at most once, and ends: by its answer, at its deadline, or with its connection, whose
 //   loss ends all calls at once, including those that wait for the window. A call that has ended without an answer
@@ -19,16 +19,16 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The time for which a thread polls the sockets for its answer before it sleeps.
+/// The time for which a waiting thread polls the sockets for its answer before it sleeps.
 const POLL_TIME: Duration = Duration::from_millis(20);
 
 /// The maximum time for which a thread sleeps while another one polls the sockets.
 const MAX_SLEEP: Duration = Duration::from_millis(1);
 
-/// The minimum length of bodies that are passed to a server in shared memory.
+/// The minimum length in bytes of bodies that are passed to a server in shared memory.
 const MIN_SHARED_BODY: usize = 256 << 10;
 
-/// The settings of one task's clients, including the tasks that they can reach.
+/// The settings of a task's connections to servers, and the cluster that contains these.
 #[must_use = "a builder does nothing until `connect` is called"]
 #[derive(Clone, Debug)]
 pub struct ClientBuilder {
@@ -41,7 +41,7 @@ pub struct ClientBuilder {
 }
 
 impl ClientBuilder {
-    /// Creates the settings of the clients that task `from` uses in `cluster`.
+    /// Creates the settings for connections from task `from` to servers in `cluster`.
     pub fn new(cluster: ClusterSpec, from: Task) -> Self {
         let (credentials, settings) = (Credentials::default(), Settings::default());
         Self { cluster, from, credentials, window: 64, settings, shared_memory: SharedMemory::default() }
@@ -144,8 +144,8 @@ impl Client {
     }
 
     /// Sets a function that is called once, with the reason, when the connection fails. If it has already failed, the
-    /// function is called immediately. The function runs on the thread that detects the failure, and must not block. A
-    /// further call of this method replaces the function.
+    /// function is called immediately. The function runs on the thread that detects the failure, and must not block.
+    /// Another call of this method replaces the function.
     pub fn on_loss(&self, call: impl FnOnce(&str) + Send + 'static) {
         self.0.pending.on_loss(call);
     }
@@ -164,7 +164,7 @@ impl Client {
     }
 
     /// Starts a call to a service, and returns without waiting for the answer. If the [window](ClientBuilder::window)
-    /// is full of unanswered calls, first waits for space, at most for `timeout`.
+    /// is full of unanswered calls, first waits at most `timeout` for space.
     ///
     /// # Errors
     /// - [`CallError::TooLong`]: the name, the head or the body is too long to be sent.
@@ -202,8 +202,8 @@ impl Client {
         Ok(Started { link: self.0.clone(), id, service: service.to_owned(), waited })
     }
 
-    /// Ends the server. Only the chief may do this or, in a cluster without a chief, worker 0. In a cluster without
-    /// either, only the first task of the cluster may do it.
+    /// Ends the server. Only the leading task of the cluster may do this: the chief, or worker 0 if there is no chief,
+    /// or the first task if there is neither.
     ///
     /// # Errors
     /// Returns the errors of [`call`](Self::call). For other callers, the error contains a fault of kind
@@ -222,7 +222,7 @@ impl Link {
         Err(CallError::TooLong { service, task, address, what, length, limit })
     }
 
-    /// Returns the body to send. If both sides share memory, a large body is copied to memory that the server can read
+    /// Returns the body to send. If both sides share memory, a large body is copied to memory that the server reads
     /// directly.
     fn in_shared_memory(&self, body: Bytes) -> Bytes {
         if body.len() < MIN_SHARED_BODY {
@@ -247,9 +247,9 @@ impl Link {
         (service.to_owned(), self.endpoint.peer().clone(), self.endpoint.address().to_owned())
     }
 
-    /// Waits until `take` returns a value; returns `None` at the deadline. `peek` must return `true` if `take` would
-    /// return a value. Initially this thread polls the sockets itself, so that no other thread must be woken for an
-    /// answer that arrives soon.
+    /// Waits until `take` returns a value; returns `None` after `timeout`. `peek` must return whether `take` would
+    /// return a value. At first this thread polls the sockets itself, because waking it for an answer would take
+    /// longer.
     fn wait_until<T>(
         &self,
         timeout: Duration,
@@ -298,8 +298,10 @@ impl fmt::Debug for Link {
     }
 }
 
-/// A call whose answer has not been fetched yet. If this is dropped, the call is still executed, and occupies space in
-/// the window until the server has answered. The connection stays open as long as any of its calls exists.
+/// A call whose answer has not been taken yet.
+///
+/// If this value is dropped, the call is still executed, and occupies space in the window until the server has
+/// answered. The connection stays open as long as any of its calls exists.
 #[derive(Debug)]
 pub struct Started {
     link: Arc<Link>,

@@ -1,4 +1,4 @@
-//! One connection to a server. The calls of a connection are executed in sequence.
+//! One connection to a server. Its calls are executed one after another.
 
 use crate::fault::{Fault, FaultKind};
 use crate::frame::Frame;
@@ -27,10 +27,10 @@ const NO_CALL: &str = "it sent something other than a call";
 /// The beginning of the reason for closing a connection over which too many calls were received.
 const TOO_MANY: &str = "it has more calls without an answer than";
 
-/// The maximum time for which a connection's thread sleeps until it looks again for a call or for the server's end.
+/// The maximum time for which a connection's thread sleeps before it checks again for calls and for the server's end.
 const SLEEP: Duration = Duration::from_millis(500);
 
-/// The calls that were received over a connection and have not been answered yet.
+/// A queue of the calls that were received over a connection, which the connection's thread executes in sequence.
 #[derive(Debug)]
 pub(crate) struct Inbox {
     received: Mutex<ReceivedCalls>,
@@ -43,11 +43,11 @@ pub(crate) struct Inbox {
 #[derive(Debug, Default)]
 struct ReceivedCalls {
     calls: VecDeque<(IncomingCall, CallPermit)>,
-    /// The reason why no more calls follow, if there is one.
+    /// The reason why the connection accepts no more calls, if there is one.
     over: Option<String>,
 }
 
-/// A received call.
+/// An entry of the queue of received calls.
 #[derive(Debug)]
 enum IncomingCall {
     Call(Message),
@@ -65,7 +65,7 @@ impl Inbox {
         })
     }
 
-    /// Makes the thread of the connection exit.
+    /// Makes the connection's thread exit before the next call.
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
         let _come = self.received.lock();
@@ -77,7 +77,7 @@ impl Inbox {
         !received.calls.is_empty() || received.over.is_some()
     }
 
-    /// Discards the received calls, which are not answered, and accepts no more.
+    /// Discards the calls in the queue, which are not answered, and accepts no more.
     fn close(&self) {
         let mut received = self.received.lock();
         received.over.get_or_insert("the connection is closed".to_owned());
@@ -87,7 +87,7 @@ impl Inbox {
         drop(calls);
     }
 
-    /// Waits for the next call. The error is the reason why no more calls follow.
+    /// Waits for the next call. Returns an error with the reason if no more calls follow.
     fn next(&self, endpoint: &Endpoint) -> Result<(IncomingCall, CallPermit), String> {
         let eager = Deadline::after(POLL_TIME);
         loop {
@@ -116,8 +116,8 @@ impl Inbox {
 }
 
 impl Inbox {
-    /// Returns the entry for a call that is not kept because it exceeds the limits described by `full`. The call is
-    /// answered with an error when its turn comes. The error is the reason why the connection must be closed instead.
+    /// Returns the entry for a call that exceeds the limit described by `full`. Its data is dropped, and it is answered
+    /// with an error when its turn comes. Returns an error with the reason if the connection must be closed instead.
     fn refuse(&self, full: &NoRoom, message: Message) -> Result<(IncomingCall, CallPermit), String> {
         let too_many = |_| format!("{TOO_MANY} {}", self.open.max());
         let NoRoom::Bytes { own, taken, max } = *full else { return Err(too_many(NoRoom::Calls)) };
@@ -156,13 +156,13 @@ impl Receiver for Inbox {
     }
 }
 
-/// Returns whether a connection was closed for this reason because its peer does not follow the protocol.
+/// Returns whether this is the reason for closing a connection whose caller did not follow the protocol.
 fn is_violation(reason: &str) -> bool {
     reason == NO_CALL || reason.starts_with(TOO_MANY) || reason.starts_with(UNDECODABLE)
 }
 
-/// Answers the calls of a connection until it or the server ends, and then closes the connection. Returns a message for
-/// the server's log if the caller did not follow the protocol.
+/// Answers the calls of a connection until the connection or the server ends, and then closes the connection. Returns a
+/// message for the server's log if the caller did not follow the protocol.
 pub(crate) fn serve(
     endpoint: &Arc<Endpoint>,
     inbox: &Inbox,

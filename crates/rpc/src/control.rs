@@ -7,7 +7,7 @@ use crate::shutdown::{Shutdown, ShutdownReason};
 use distribute_cluster::ClusterSpec;
 use std::sync::{Arc, Weak};
 
-/// The name of the service.
+/// The name of the service that ends a server.
 pub(crate) const NAME: &str = "server";
 
 /// The head of a call that ends the server.

@@ -69,8 +69,7 @@ pub enum ServerError {
     },
 }
 
-/// The reason why a call has no result. The variants from [`TooLong`](Self::TooLong) on contain the service, the
-/// server's task and its address.
+/// The reason why a call has no result.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CallError {
@@ -99,7 +98,7 @@ pub enum CallError {
         what: &'static str,
         /// The length of this part in bytes.
         length: usize,
-        /// The maximum length in bytes.
+        /// The maximum length of this part in bytes.
         limit: usize,
     },
     /// The call was not sent, because too many other calls wait for answers.
@@ -115,7 +114,7 @@ pub enum CallError {
         task: Task,
         /// The address of the task.
         address: String,
-        /// The maximum number of calls without an answer.
+        /// The maximum number of unanswered calls of the connection.
         window: usize,
         /// The time for which this call has waited.
         waited: Duration,
@@ -148,7 +147,7 @@ pub enum CallError {
         task: Task,
         /// The address of the task.
         address: String,
-        /// The reason for the failure.
+        /// The reason why the connection failed.
         reason: String,
     },
     /// The service has answered with an error.

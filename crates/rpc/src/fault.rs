@@ -1,8 +1,8 @@
-//! Faults: the errors with which a server responds to a call.
+//! Faults: the errors with which a server answers a call.
 
 use std::fmt;
 
-/// A kind of fault.
+/// The kind of a fault: where and why the call failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FaultKind {
@@ -10,11 +10,11 @@ pub enum FaultKind {
     Failed,
     /// The service has panicked.
     Panicked,
-    /// The service has dropped the call without an answer.
+    /// The service has dropped the reply without answering.
     Dropped,
     /// The server has no service with this name.
     NoSuchService,
-    /// The caller is not allowed to make this call.
+    /// The caller may not make this call.
     NotAllowed,
     /// Unanswered calls occupy all the memory that is allowed for them. The call was not executed, and can be retried
     /// later.
@@ -36,7 +36,7 @@ impl FaultKind {
     }
 }
 
-/// The server's error for a call that has failed.
+/// The error with which a server answers a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// The kind of fault.

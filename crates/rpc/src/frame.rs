@@ -11,7 +11,7 @@ pub const LONGEST_NAME: usize = 255;
 /// The maximum length of a fault's text, in bytes.
 const LONGEST_TEXT: usize = 4096;
 
-/// A message from one side of a connection to the other.
+/// A message between a client and a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Frame {
     /// A call to a service.
@@ -30,7 +30,7 @@ pub enum Frame {
 }
 
 impl Frame {
-    /// Encodes the frame. Names and texts that exceed their limits are truncated.
+    /// Encodes the frame. Names and texts are truncated to their maximum lengths.
     pub fn encode(self) -> Message {
         let mut fields = Writer::default();
         let body = match self {

@@ -1,8 +1,8 @@
 //! Tasks that answer calls from other tasks. Parameter servers and the coordinator are based on this crate.
 //!
-//! All calls between tasks use this crate, so each task has one identity and one port. The crate does not use gRPC, so
-//! that the system has only one way to make calls, and fewer dependencies. A service must not block the thread of a
-//! connection for long. This crate never depends on the purpose of a service.
+//! All calls between tasks use this crate, so each task has one identity and one port. The crate is used instead of
+//! gRPC, so that there is only one way to make calls, and fewer dependencies. It does not depend on the purpose of a
+//! service. Services must not block the thread of a connection for long.
 //!
 //! | module | contents |
 //! |---|---|
@@ -12,9 +12,9 @@
 //! | `fault`, `error` | [`Fault`]: the error of a service; [`ServerError`], [`CallError`] |
 //! | `shutdown` | [`ShutdownReason`]: the cause of a server's end |
 //! | [`doctor`] | checks of the links between tasks, for `distribute doctor` |
-//! | `frame`, `pending` | calls as messages: pure; calls without an answer |
-//! | `memory_budget`, `own_task` | the memory that unanswered calls occupy, and the choice of the task of a server: pure |
-//! | `connection`, `control` | the calls of one connection, and the end of a server by its chief |
+//! | `frame`, `pending` | calls as messages: pure; the unanswered calls of a client |
+//! | `memory_budget`, `own_task` | the memory for unanswered calls, and the choice of a server's task: pure |
+//! | `connection`, `control` | the calls of one connection, and the service by which the chief ends a server |
 //!
 //! ```
 //! use distribute_cluster::{ClusterSpec, Job};
@@ -42,12 +42,12 @@
 //!
 //! # Failures
 //!
-//! - A call has a deadline. If the deadline passes, the call fails, but it occupies space in the
+//! - Each call has a deadline. A call that has failed because of its deadline occupies space in the
 //!   [window](ClientBuilder::window) until the server has answered.
 //! - When a server is killed, all calls to it fail immediately. When it is stopped or its machine fails, they fail
 //!   within 3 s ([`Settings::silence`](distribute_net::Settings::silence)). No call is retried automatically, because
 //!   it may have been executed.
-//! - A service that panics, or that drops a reply, fails only the corresponding call.
+//! - A service that panics, or that drops a reply, fails only the call that it was answering.
 //! - When a caller has disconnected, the answers to its calls are discarded ([`Reply::is_connected`]).
 //! - Connections from outside the job are rejected and logged, as in a [rendezvous](distribute_net::Rendezvous).
 

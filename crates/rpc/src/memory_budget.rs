@@ -9,11 +9,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// By default, unanswered calls may occupy the memory of the machine or container, divided by this number.
+/// The default share of the memory of the machine or container that unanswered calls may occupy is 1 divided by this
+/// number.
 pub(crate) const MEMORY_DIVISOR: usize = 2;
 
-/// The memory of a server for the unanswered calls of all its connections: the maximum size in bytes, and the current
-/// one.
+/// The memory of a server for the unanswered calls of all its connections: its maximum size, and the size in use.
 #[derive(Debug)]
 pub(crate) struct MemoryBudget {
     max: usize,
@@ -58,10 +58,11 @@ impl MemoryBudget {
         Arc::new(Self { max, taken: AtomicUsize::new(0) })
     }
 
-    /// Reserves `bytes` bytes for a call of a connection whose other calls occupy `own` bytes. Returns
-    /// [`NoRoom::Bytes`] if the call does not fit, or if the connection's calls, including this one, would occupy more
-    /// bytes than would then be free. If `own` is 0, the call may take all that is free: otherwise a call longer than
-    /// half of the budget would fail each time.
+    /// Reserves `bytes` bytes for a call of a connection whose other calls occupy `own` bytes.
+    ///
+    /// Returns [`NoRoom::Bytes`] if the call does not fit, or if the connection's calls, including this one, would
+    /// occupy more bytes than would then be free. The second limit does not apply if `own` is 0. Otherwise a call
+    /// longer than half of the budget would always fail.
     fn take(&self, own: usize, bytes: usize) -> Result<(), NoRoom> {
         let taken = |taken: usize| {
             let left = self.max.saturating_sub(taken).checked_sub(bytes)?;
@@ -76,17 +77,17 @@ impl MemoryBudget {
 }
 
 impl OpenCalls {
-    /// Creates the state of a connection that has no calls, and may have at most `max` unanswered ones.
+    /// Creates the state of a connection without calls, which may have at most `max` unanswered ones.
     pub fn new(budget: Arc<MemoryBudget>, max: usize) -> Arc<Self> {
         Arc::new(Self { budget, max, count: AtomicUsize::new(0), bytes: AtomicUsize::new(0) })
     }
 
-    /// Returns the maximum number of calls.
+    /// Returns the maximum number of unanswered calls of the connection.
     pub fn max(&self) -> usize {
         self.max
     }
 
-    /// Reserves space for a call of `bytes` bytes. For each connection, only one thread may call this at a time.
+    /// Reserves space for a call of `bytes` bytes. Calls for one connection must not run at the same time.
     ///
     /// # Errors
     /// - [`NoRoom::Calls`]: the connection has the maximum number of calls.
@@ -97,7 +98,7 @@ impl OpenCalls {
         Ok(self.hold(bytes))
     }
 
-    /// Counts a rejected call as unanswered, without reserving memory for it.
+    /// Counts a call that is rejected for lack of memory, until the rejection is sent.
     ///
     /// # Errors
     /// - [`NoRoom::Calls`]: the connection has the maximum number of calls.

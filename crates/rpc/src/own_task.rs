@@ -3,7 +3,8 @@
 use crate::error::ServerError;
 use distribute_cluster::{Address, ClusterSpec, Job, Task};
 
-/// Returns the task with this job and index. Either can be omitted if there is only one.
+/// Returns the task with this job and index. The job can be omitted if the cluster has only one, and the index if the
+/// job has only one task.
 ///
 /// # Errors
 /// - [`ServerError::AmbiguousJob`], [`ServerError::AmbiguousTask`]: the job or the index is omitted, but there is not
@@ -30,7 +31,7 @@ pub(crate) fn own_task(
     Ok(job.task(index))
 }
 
-/// Returns the cluster with `port` as the port of `task` if its address has port 0; otherwise a copy of the cluster.
+/// Returns a copy of the cluster in which the address of `task` has the port `port` if it had port 0.
 pub(crate) fn with_port(cluster: &ClusterSpec, task: &Task, port: u16) -> Result<ClusterSpec, ServerError> {
     let mut chosen = ClusterSpec::new();
     cluster.jobs().for_each(|job| chosen.add_job(job.clone()));
@@ -42,8 +43,8 @@ pub(crate) fn with_port(cluster: &ClusterSpec, task: &Task, port: u16) -> Result
     Ok(chosen)
 }
 
-/// Returns whether a task may end servers. The chief may, even if it is not part of the cluster. If the cluster has no
-/// chief, worker 0 may as well; if it has neither, the first task of the cluster may.
+/// Returns whether `caller` may end servers. The chief always may, even if it is not part of the cluster. In a cluster
+/// without a chief, worker 0 may as well, or the first task if there is no worker.
 pub(crate) fn may_stop_servers(cluster: &ClusterSpec, caller: &Task) -> bool {
     let leads = [Job::Chief, Job::Worker].into_iter().find(|job| cluster.has_job(job));
     let leads = leads.map(|job| job.task(0)).or_else(|| cluster.tasks().next().map(|(task, _)| task));

@@ -1,4 +1,4 @@
-//! The calls of a connection that have no answer yet.
+//! The calls that a client has made and whose answers it has not taken yet.
 
 use crate::fault::Fault;
 use crate::frame::Frame;
@@ -11,7 +11,7 @@ use std::time::Duration;
 /// A server's answer to a call.
 pub(crate) type Answer = Result<Message, Fault>;
 
-/// The unanswered calls of a connection, and the answers that have not been fetched yet.
+/// The unanswered calls of a client, and the answers that have not been taken yet.
 #[derive(Debug, Default)]
 pub(crate) struct Pending {
     state: Mutex<State>,
@@ -22,7 +22,7 @@ pub(crate) struct Pending {
 pub(crate) struct State {
     next: u64,
     calls: HashMap<u64, Slot>,
-    /// The number of unanswered calls, including abandoned ones.
+    /// The number of calls that the server has not answered, including abandoned ones.
     in_flight: usize,
     lost: Option<String>,
     on_loss: OnLoss,
@@ -43,7 +43,7 @@ impl fmt::Debug for OnLoss {
 #[derive(Debug)]
 enum Slot {
     Waiting,
-    /// No thread waits for the answer, but the server still executes the call.
+    /// The caller no longer waits for the answer, but the server still executes the call.
     Abandoned,
     Answered(Answer),
 }
@@ -65,7 +65,7 @@ impl State {
         Some(id)
     }
 
-    /// Removes and returns the answer to a call; `None` if it has not been received or was already removed.
+    /// Removes and returns the answer to a call; `None` if the answer was not received or was already taken.
     pub fn take(&mut self, id: u64) -> Option<Answer> {
         if !self.is_answered(id) {
             return None;
@@ -80,7 +80,7 @@ impl State {
         matches!(self.calls.get(&id), Some(Slot::Answered(_)))
     }
 
-    /// Abandons a call, so that its answer is discarded. The call occupies space in the window until the server has
+    /// Abandons a call, so that its answer is discarded. The call counts towards the window until the server has
     /// answered, so that the server never has more calls than the window allows.
     pub fn abandon(&mut self, id: u64) {
         match self.calls.get_mut(&id) {
@@ -124,8 +124,7 @@ impl Pending {
         self.wake(state);
     }
 
-    /// Wakes all waiting threads, and calls the function of [`on_loss`](Self::on_loss) if no more answers
-    /// will arrive.
+    /// Wakes all waiting threads. Calls the function of [`on_loss`](Self::on_loss) if no more answers will arrive.
     fn wake(&self, mut state: MutexGuard<'_, State>) {
         let lost = state.lost.clone().and_then(|reason| Some((reason, state.on_loss.0.take()?)));
         drop(state);

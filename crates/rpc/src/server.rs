@@ -1,4 +1,4 @@
-//! A task that answers calls.
+//! [`Server`]: a task that answers calls.
 
 use crate::connection::{Inbox, Services, serve};
 use crate::error::ServerError;
@@ -17,17 +17,17 @@ use std::time::Duration;
 /// The maximum interval at which the thread that accepts callers checks whether the server has ended.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The interval between two log messages that count failures of the same kind.
+/// The interval between two log messages that count connection failures of one kind.
 const FAILURE_COUNT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The maximum time that a server waits, when it ends, for services that still process a call.
+/// The maximum time for which an ending server waits for services that still process a call.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// A task of a cluster that answers calls of other tasks.
 ///
 /// A server listens as soon as it is created, and answers calls once it is [started](Self::start). Dropping it closes
-/// its connections gracefully: answers that were already sent still arrive. This waits up to ten seconds for services
-/// that are processing a call.
+/// its connections gracefully: answers that were already sent still arrive. The drop waits up to ten seconds for
+/// services that still process a call.
 #[doc(alias = "tf.distribute.Server")]
 #[doc(alias = "tf.train.Server")]
 #[derive(Debug)]
@@ -37,7 +37,7 @@ pub struct Server {
     address: Address,
     protocol: String,
     shutdown: Arc<Shutdown>,
-    /// The state until the server is started; `None` afterwards.
+    /// The state for starting the server; `None` once it has started.
     ready: Option<Ready>,
     thread: Option<JoinHandle<()>>,
 }
@@ -85,7 +85,7 @@ impl Server {
     /// Starts to answer calls. Does nothing if the server was already started.
     ///
     /// # Errors
-    /// - [`ServerError::Thread`]: the system cannot start a thread. This can be called again.
+    /// - [`ServerError::Thread`]: the system cannot start a thread. This method can then be called again.
     pub fn start(&mut self) -> Result<(), ServerError> {
         self.start_on(Builder::new().name("distribute-rpc".to_owned()))
     }
@@ -128,7 +128,7 @@ impl Server {
         &self.task
     }
 
-    /// Returns the cluster of this server, with its actual port.
+    /// Returns the cluster of this server, with the server's actual port.
     #[doc(alias = "server_def")]
     pub fn cluster(&self) -> &ClusterSpec {
         &self.cluster
@@ -139,8 +139,8 @@ impl Server {
         self.shutdown.connections()
     }
 
-    /// Waits, without a time limit, until the server has ended, for example because the chief or [`stop`](Self::stop)
-    /// has ended it. Returns the cause.
+    /// Waits, without a time limit, until the server has ended, and returns the cause. The chief can end it, and so can
+    /// [`stop`](Self::stop).
     ///
     /// # Errors
     /// - [`ServerError::Broken`]: the server failed.
@@ -226,16 +226,17 @@ impl Drop for Server {
     }
 }
 
-/// The kinds of failures of connections that are logged.
+/// A kind of connection failure that is logged.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Failure {
-    /// No thread could be started for a connection.
+    /// No thread or socket could be created for a connection.
     NotServed,
     /// The caller did not follow the protocol.
     Violation,
 }
 
-/// Accepts callers until the server ends. Ends the server if its lease expires, or if no more callers can be accepted.
+/// Accepts callers until the server ends. Ends the server if its lease expires, or if callers can no longer be
+/// accepted.
 fn accept(mut ready: Ready, me: &Arc<Task>, shutdown: &Arc<Shutdown>) {
     let services = Arc::new(std::mem::take(&mut ready.services));
     let mut lease = Deadline::after(ready.lease);
@@ -288,7 +289,7 @@ fn accept(mut ready: Ready, me: &Arc<Task>, shutdown: &Arc<Shutdown>) {
     }
 }
 
-/// Opens a connection, and answers its calls on a thread.
+/// Opens an accepted connection, and answers its calls on a new thread.
 fn connect(
     arrival: IncomingConnection,
     ready: &Ready,

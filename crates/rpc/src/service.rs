@@ -1,4 +1,4 @@
-//! Services that answer calls.
+//! [`Service`]: a handler of calls to a server.
 
 use crate::fault::{Fault, FaultKind};
 use crate::frame::Frame;
@@ -24,9 +24,9 @@ use std::sync::{Arc, Weak};
 pub trait Service: Send + Sync {
     /// Answers a call, now or later. The reply can be moved to another thread.
     ///
-    /// Each connection has a thread that processes its calls in sequence, so later calls wait until this returns. Long
-    /// work must therefore run on a thread of the service. If the reply is dropped or this panics, the call is answered
-    /// with an error, and the server continues.
+    /// Each connection has a thread that processes its calls in sequence, so later calls wait until this method
+    /// returns. Long work must therefore run on another thread. If the reply is dropped or this method panics, the call
+    /// is answered with an error, and the server continues.
     fn call(&self, call: Call, reply: Reply);
 }
 
@@ -49,7 +49,7 @@ pub struct Call {
 /// have no effect.
 pub struct Reply {
     id: u64,
-    /// The name of the service, and the task of its server.
+    /// The name of the service, for errors.
     service: Arc<str>,
     me: Arc<Task>,
     to: Weak<Endpoint>,
@@ -74,16 +74,15 @@ impl Reply {
         self.send(Frame::Answer(id, Message::new(head, body)));
     }
 
-    /// Returns memory of `len` bytes that the caller can read. If it is sent as the body of this answer, it is not
-    /// copied. Returns `None` if this process and the caller do not share memory, if no more memory can be allocated,
-    /// or if the caller has disconnected.
+    /// Returns shared memory of `len` bytes. If it is the body of this answer, the caller reads it without a copy.
+    /// Returns `None` if this process and the caller do not share memory, if no more memory can be allocated, or if the
+    /// caller has disconnected.
     pub fn memory(&self, len: usize) -> Option<Region> {
         self.to.upgrade()?.memory(len)
     }
 
     /// Reclaims the memory of earlier answers that the caller has read and released. This also happens with each
-    /// heartbeat. A service that waits until the bodies of its earlier answers are dropped calls this, so that it need
-    /// not wait for the next heartbeat.
+    /// heartbeat. Call this in a service that waits for the bodies of its earlier answers to be dropped.
     pub fn reclaim(&self) {
         if let Some(endpoint) = self.to.upgrade() {
             endpoint.reclaim();

@@ -1,4 +1,4 @@
-//! The end of a server.
+//! The end of a server: its cause, and the connections to close.
 
 use crate::connection::Inbox;
 use distribute_cluster::admission::Source;
@@ -18,14 +18,14 @@ pub enum ShutdownReason {
     Chief(Task),
     /// The server was dropped.
     Dropped,
-    /// No task of a different job was connected for the given time: see
+    /// No task of a different job was connected for this time: see
     /// [`ServerBuilder::lease`](crate::ServerBuilder::lease).
     Left(Duration),
     /// The server failed, for the given reason.
     Broken(String),
 }
 
-/// The end of a server, and its open connections.
+/// The state that ends a server: the cause of its end, and its open connections.
 #[derive(Debug)]
 pub(crate) struct Shutdown {
     state: Mutex<State>,
@@ -37,7 +37,7 @@ pub(crate) struct Shutdown {
 struct State {
     end: Option<ShutdownReason>,
     connections: Vec<Connection>,
-    /// The messages about closed connections whose callers did not follow the protocol, until they are logged.
+    /// Log messages about closed connections whose callers did not follow the protocol, until they are logged.
     violations: Vec<String>,
 }
 
@@ -91,7 +91,8 @@ impl Shutdown {
         }
     }
 
-    /// Removes a connection. The message says how its caller did not follow the protocol, if that is why it was closed.
+    /// Removes a connection. `violation` is a log message, given if the connection was closed because its caller did
+    /// not follow the protocol.
     pub fn leave(&self, inbox: &Arc<Inbox>, violation: Option<String>) {
         let mut state = self.state.lock();
         state.connections.retain(|other| !Arc::ptr_eq(&other.inbox, inbox));
@@ -100,7 +101,7 @@ impl Shutdown {
         self.changed.notify_all();
     }
 
-    /// Returns and forgets the messages about callers that did not follow the protocol.
+    /// Removes and returns the log messages about callers that did not follow the protocol.
     pub fn take_violations(&self) -> Vec<String> {
         std::mem::take(&mut self.state.lock().violations)
     }

@@ -1,4 +1,4 @@
-//! Memory that is filled with numbers, sent without being copied, and reused.
+//! Memory for numbers that is filled, sent without a copy, and reused.
 
 use crate::sync::{Mutex, lock};
 use bytemuck::Pod;
@@ -13,15 +13,15 @@ const MAX_IDLE: usize = 8;
 /// A pool of buffers. A buffer returns to the pool when its last reader drops it.
 #[derive(Clone, Debug)]
 pub struct Buffers {
-    /// The transport whose shared memory is used; `None` for memory of this process only.
+    /// The transport whose shared memory is used; `None` if buffers are always memory of this process.
     transport: Option<Arc<dyn Transport>>,
     idle: Arc<IdleMemory>,
 }
 
-/// The unused memory of this process, which can be reused.
+/// The unused memory of this process, which later buffers reuse.
 ///
-/// A buffer refers to this and not to the transport. Otherwise a buffer that waits to be sent would keep its transport
-/// alive, and a worker that exits would wait forever.
+/// A buffer refers to this value and not to the transport. Otherwise a buffer that waits to be sent would keep its
+/// transport alive, and a worker that exits would wait forever.
 #[derive(Debug, Default)]
 struct IdleMemory(Mutex<Vec<Vec<u64>>>);
 
@@ -45,13 +45,13 @@ struct PrivateMemory {
 }
 
 impl Buffers {
-    /// Creates a pool for the messages of this transport.
+    /// Creates a pool of memory for messages that `transport` sends.
     pub fn new(transport: Arc<dyn Transport>) -> Self {
         Self { transport: Some(transport), idle: Arc::default() }
     }
 
-    /// Returns a pool for memory of this process that is freed soon: no other process can read it, and none of it is
-    /// kept after this pool and its buffers have been dropped.
+    /// Returns a pool of memory that no other process can read. The memory is freed when this pool and its buffers have
+    /// been dropped.
     pub fn temporary() -> Self {
         Self { transport: None, idle: Arc::default() }
     }
@@ -102,7 +102,7 @@ impl IdleMemory {
 }
 
 impl Buffer {
-    /// Returns all bytes.
+    /// Returns the contents of the buffer.
     pub fn bytes(&self) -> &[u8] {
         match &self.0 {
             Memory::Shared(region) => region,
@@ -110,7 +110,7 @@ impl Buffer {
         }
     }
 
-    /// Returns all bytes, so that they can be written.
+    /// Returns the contents of the buffer for writing.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         match &mut self.0 {
             Memory::Shared(region) => region,
@@ -118,7 +118,7 @@ impl Buffer {
         }
     }
 
-    /// Returns the same memory for readers on all threads. It is reused after all of them have dropped their clones.
+    /// Makes the buffer immutable, for readers on all threads. Its memory is reused after they have dropped all clones.
     pub fn freeze(self) -> Bytes {
         match self.0 {
             Memory::Shared(region) => region.freeze(),
@@ -139,8 +139,8 @@ impl Drop for PrivateMemory {
     }
 }
 
-/// Returns the numbers in the given bytes. They are copied if the bytes are not aligned for `T`, or end with an
-/// incomplete number, which is ignored.
+/// Returns the numbers in `bytes`. They are copied if `bytes` is not aligned for `T` or ends with an incomplete number,
+/// which is ignored.
 pub fn numbers<T: Pod>(bytes: &[u8]) -> Cow<'_, [T]> {
     match bytemuck::try_cast_slice(bytes) {
         Ok(numbers) => Cow::Borrowed(numbers),

@@ -1,8 +1,8 @@
 //! Checksums of the messages between workers.
 //!
-//! A checksum is the CRC-32 of the bytes. The sender computes it when it passes the message to the transport, on the
-//! thread that has made the data. The receiver compares that of the head when the message arrives, and that of the body
-//! when a call takes it, so that errors of memory are detected as well as those of links.
+//! A checksum is the CRC-32 of the bytes. The sender computes it on the thread that has made the data, when the message
+//! is passed to the transport. The receiver checks the head when the message arrives, and the body when a call uses it.
+//! So errors of memory are detected as well as those of links.
 
 // - INV-104: a head is compared on arrival, a body when a call takes it, and a vector that was sent early when its call
 //   receives it. After its first message with checksums, a worker sends none without. Tests: `group/frame.rs`,
@@ -16,10 +16,11 @@ use std::str::FromStr;
 
 /// The links on which messages between workers have checksums.
 ///
-/// A checksum detects bits that change between the sender's memory and the receiver's use of the data, in memory, in a
-/// network card or on the way. TLS protects bytes only while they are encrypted, so its links have checksums as well.
-/// Gradients that change before they are sent are the same on all workers and are not detected. Sums that a library
-/// computes, such as MPI or NCCL, have no checksums.
+/// A checksum detects bits that change between the sender's memory and the receiver's use of the data: in memory, in a
+/// network card or in transit. TLS protects bytes only while they are encrypted, so its links have checksums as well.
+///
+/// Gradients that change before they are sent are the same on all workers, and are not detected. Sums that a library
+/// such as MPI or NCCL computes have no checksums.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Checksums {
@@ -42,7 +43,7 @@ impl fmt::Display for Checksums {
     }
 }
 
-/// An error: a text is not the name of a setting of [`Checksums`].
+/// An error that a text is not the name of a setting of [`Checksums`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("it is none of auto, always and never")]
 pub struct UnknownChecksums;
@@ -58,10 +59,10 @@ impl FromStr for Checksums {
     }
 }
 
-/// A message whose checksum differs from that of its sender.
+/// An error that the checksum of a received message differs from the one that its sender computed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Changed {
-    /// The name of the data.
+    /// The name of the data, such as `bucket 3`.
     pub data: String,
     /// The length of the data in bytes.
     pub bytes: usize,
@@ -79,14 +80,14 @@ impl Changed {
         (received != sent).then(|| Self { data: data(), bytes: bytes.len(), sent, received })
     }
 
-    /// Returns the corruption of a message between two workers.
+    /// Converts the error into the corruption of data between two workers.
     pub(super) fn between(self, sender: usize, receiver: usize) -> Corruption {
         let Self { data, bytes, sent, received } = self;
         Corruption { sender, receiver, data, bytes: bytes as u64, sent, received }
     }
 }
 
-/// The checksums of bodies that are sent to several workers one after another. The checksum of the same body is
+/// The checksums of bodies that are sent to several workers one after another. The checksum of a repeated body is
 /// computed once.
 #[derive(Debug, Default)]
 pub(super) struct BodySums(Option<(Bytes, u32)>);

@@ -2,7 +2,7 @@
 //! pass is still running.
 //!
 //! Messages from one worker to another keep their order. When all workers have agreed on a call, everything that they
-//! sent before it has therefore arrived, so that no separate round is needed.
+//! sent before the call has therefore arrived, without a separate round.
 
 use super::checksums::{BodySums, Changed};
 use super::schedule::GRAIN;
@@ -15,13 +15,13 @@ use std::ops::Range;
 /// The constant that distinguishes the session ids of early vectors from those of calls.
 const EARLY_MARK: u64 = 0x6168_6561_6420_6f66;
 
-/// The size in bytes of the widest type of numbers. Ranges of bytes begin at multiples of this size.
+/// The size in bytes of the widest number type. Ranges of bytes begin at multiples of this size.
 const WIDEST: usize = 8;
 
 /// A sender of vectors before the next call of a session.
 ///
-/// If there are two workers, each sends complete vectors to the other. If there are more, each worker receives only the
-/// [range](early_range) that it sums, of every vector.
+/// Of two workers, each sends complete vectors to the other. Of more workers, each receives only the
+/// [range](early_range) of every vector that it sums.
 #[derive(Clone, Debug)]
 pub struct EarlySend {
     group: Group,
@@ -30,23 +30,23 @@ pub struct EarlySend {
     call: u64,
 }
 
-/// The receiver of pieces of vectors, which stay in the inbox until the call that uses them.
+/// The receiver of early vectors. Received pieces stay in the inbox until the call that uses them.
 #[derive(Debug)]
 pub(super) struct EarlyReceiver {
     session: SessionId,
 }
 
-/// A piece of a vector that a worker has sent.
+/// An early vector, or a range of it, received from another worker.
 #[derive(Debug)]
 pub(super) struct Piece {
     pub(super) from: usize,
     pub(super) part: usize,
     pub(super) body: Bytes,
-    /// The difference to what the worker has sent, if the piece has arrived changed.
+    /// The mismatch of the checksums, if the piece has arrived changed.
     pub(super) changed: Option<Changed>,
 }
 
-/// Returns the range of a vector of `len` bytes that `worker` receives from all others.
+/// Returns the range of a vector of `len` bytes that `worker` receives from all others, because it sums this range.
 pub fn early_range(world: World, worker: usize, len: usize) -> Range<usize> {
     if world.workers() == 2 {
         return 0..len;
@@ -61,32 +61,32 @@ impl EarlySend {
     }
 
     /// Returns the number of rounds before the call, by which
-    /// [`GroupCall::receive_early`](super::GroupCall::receive_early) finds the vectors. It is the same on all workers
-    /// that have made the same calls in this session.
+    /// [`GroupCall::receive_early`](super::GroupCall::receive_early) finds the vectors. All workers that have made the
+    /// same calls in this session have the same number.
     pub fn call(&self) -> u64 {
         self.call
     }
 
-    /// Sends a vector, or with more than two workers each receiver's [range](early_range) of it, to the workers that do
-    /// not [share memory](distribute_net::Transport::is_near) with this one. Call this as early as possible, because
-    /// the transfer takes time. `part` is the index of the vector among this worker's vectors of the call.
+    /// Sends a vector to the workers that do not [share memory](distribute_net::Transport::is_near) with this one. With
+    /// more than two workers, each receives only its [range](early_range). Call this as early as possible, because the
+    /// transfer takes time. `part` is the index of the vector among this worker's vectors of the call.
     pub fn send_far(&self, part: usize, vector: &Bytes) {
         self.send_far_pieces(part, |worker| self.piece(worker, vector));
     }
 
-    /// Sends a vector, or with more than two workers each receiver's [range](early_range) of it, to the workers that
-    /// share memory with this one. Call this only when the vector is needed, because sending it earlier would only
-    /// disturb these workers. `part` is the index of the vector among this worker's vectors of the call.
+    /// Sends a vector to the workers that share memory with this one. With more than two workers, each receives only
+    /// its [range](early_range). Call this only when the vector is needed, because sending it earlier would disturb
+    /// these workers. `part` is the index of the vector among this worker's vectors of the call.
     pub fn send_near(&self, part: usize, vector: &Bytes) {
         self.send_near_pieces(part, |worker| self.piece(worker, vector));
     }
 
-    /// Acts like [`send_far`](Self::send_far), but `piece` returns the bytes for each worker.
+    /// Equivalent to [`send_far`](Self::send_far), except that `piece` returns the bytes for each worker.
     pub fn send_far_pieces(&self, part: usize, piece: impl Fn(usize) -> Bytes) {
         self.send(part, piece, false);
     }
 
-    /// Acts like [`send_near`](Self::send_near), but `piece` returns the bytes for each worker.
+    /// Equivalent to [`send_near`](Self::send_near), except that `piece` returns the bytes for each worker.
     pub fn send_near_pieces(&self, part: usize, piece: impl Fn(usize) -> Bytes) {
         self.send(part, piece, true);
     }
@@ -116,7 +116,7 @@ impl EarlyReceiver {
     }
 
     /// Takes the pieces for the given call. Pieces for earlier calls are dropped. Those for later calls stay in the
-    /// inbox, which limits what a worker may have there.
+    /// inbox, which limits how many a worker may have there.
     // INV-28
     pub(super) fn take(&self, group: &Group, call: u64) -> Vec<Piece> {
         let mut pieces = Vec::new();

@@ -1,4 +1,5 @@
-//! The sums of `Order::Exact`: each worker folds a range of all vectors, and sends the sum to all others.
+//! Sums in [`Order::Exact`](super::Order::Exact): each worker sums a range of all vectors, and sends the sum to all
+//! others.
 
 use super::schedule::range;
 use super::wire::Coding;
@@ -8,8 +9,8 @@ use bytemuck::Pod;
 use bytes::Bytes;
 use distribute_tensor::kernel::Scale;
 
-/// Sums the vectors of all workers, and returns the sum in pieces. If numbers are rounded to be sent, this worker's own
-/// numbers are rounded as well, so that the result does not depend on which worker folds which range.
+/// Sums the vectors of all workers, and returns the sum in pieces. If numbers are rounded before they are sent, this
+/// worker's own numbers are rounded as well, so that the result does not depend on which worker sums which range.
 ///
 /// # Errors
 /// Returns a [`Failure`] if a round fails, or if another worker sends a different number of bytes than expected.
@@ -54,7 +55,7 @@ pub(super) fn sum<F: Scale + Pod>(
     Ok(sums.into_iter().map(|sum| coding.decode_bytes(sum, &buffers)).collect())
 }
 
-/// Returns the text that names a round in errors, with the options that are not the default.
+/// Returns the name of a round in errors, with the options that are not the default.
 fn round_name(what: &str, options: &SumOptions) -> String {
     if *options == SumOptions::default() { what.into() } else { format!("{what}, {options}") }
 }

@@ -1,5 +1,5 @@
-//! Sums in the fastest order: either with the library of the transport, or by a schedule, in rounds in which all
-//! workers compare their calls.
+//! Sums in [`Order::Fast`](super::Order::Fast): with the library of the transport, or by an algorithm with a schedule
+//! of rounds.
 
 use super::buffer::numbers;
 use super::pieces::Pieces;
@@ -11,9 +11,9 @@ use bytes::Bytes;
 use distribute_tensor::kernel::fold_scaled;
 use std::ops::Range;
 
-/// Returns the sum of the vectors of all workers, in pieces. If the transport has a library that computes sums, all
-/// workers can use it, and numbers are sent unchanged, the library computes the sum. Otherwise one worker computes the
-/// sum of each element, so that all workers get the same bits.
+/// Returns the sum of the vectors of all workers, in pieces. The library of the transport computes the sum if there is
+/// one, all workers can use it, and numbers are sent unchanged. Otherwise one worker computes the sum of each element,
+/// so that all workers get the same bits.
 ///
 /// # Errors
 /// Returns a [`Failure`] if a round or the library fails, or if another worker sends a different number of bytes than
@@ -75,7 +75,7 @@ pub(super) fn sum<F: Real>(
     Ok(sums.into_all().map(|sum| coding.decode_bytes(sum, &buffers)).collect())
 }
 
-/// Returns the sum over this worker's replicas. A single vector of weight 1 is not copied.
+/// Returns the weighted sum over this worker's replicas. A single vector of weight 1 is not copied.
 fn sum_of_replicas<F: Real>(call: &GroupCall<'_>, vectors: &[Bytes], weights: &[F]) -> Bytes {
     let first = call.world().worker() * vectors.len();
     let weights = &weights[first..first + vectors.len()];
@@ -91,14 +91,16 @@ fn sum_of_replicas<F: Real>(call: &GroupCall<'_>, vectors: &[Bytes], weights: &[
     sum.freeze()
 }
 
-/// Returns the description of a round, on which workers must agree.
+/// Returns the name of a round, on which all workers must agree.
 fn round_name(bytes: usize, algorithm: Algorithm, options: &SumOptions, number: usize) -> String {
     format!("its part of {bytes} bytes {options}, {algorithm}, round {number}")
 }
 
-/// Executes one round of the schedule: sends this worker's part, and returns the received part with its position;
-/// `None` if this worker receives nothing. Returns a [`Failure`] if the round fails, or if the received part has a
-/// different length.
+/// Executes one round of the schedule: sends this worker's part, and returns the received part with its position.
+/// Returns `None` if this worker receives nothing.
+///
+/// # Errors
+/// Returns a [`Failure`] if the round fails, or if the received part has a different length.
 fn run_exchange<F: Real>(
     call: &mut GroupCall<'_>,
     what: &str,
@@ -120,7 +122,7 @@ fn byte_range(elements: &Range<usize>, width: usize) -> Range<usize> {
     elements.start * width..elements.end * width
 }
 
-/// Returns the error for a schedule that has a gap. Tests check that schedules have no gaps.
+/// Returns the error for a schedule that sends data too early, which tests rule out.
 fn schedule_gap() -> Failure {
     Failure::Record("the schedule sends data that this worker does not have".into())
 }

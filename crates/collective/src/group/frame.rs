@@ -8,8 +8,8 @@ use distribute_cluster::{Blame, ReplicaStatus};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// The session to which a frame belongs. It is equal on all workers, because it consists of names and counts that are
-/// equal on all workers.
+/// The id of a session, in which the workers make their calls. It consists of a name and a count, which are equal on
+/// all workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct SessionId {
     /// The digest of the session's name, which describes the purpose of the session.
@@ -32,16 +32,16 @@ pub struct Frame {
     pub sum: Option<u32>,
 }
 
-/// The length in bytes of the checksums at the end of a head: that of the body, and then that of the head up to here.
+/// The length in bytes of the checksums at the end of a head: the checksum of the body, and that of the head before it.
 const SUMS: usize = 8;
 
-/// An error: a head cannot be decoded.
+/// An error in a received head.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum DecodeError {
     /// The bytes are not a valid head.
     #[error(transparent)]
     Malformed(#[from] postcard::Error),
-    /// The checksum of the head differs from that of its sender.
+    /// The checksum of the head differs from the one that its sender computed.
     #[error("its checksum is {:08x}, but {:08x} was sent", .0.received, .0.sent)]
     Changed(Changed),
 }
@@ -56,7 +56,7 @@ pub enum Content {
         /// The data of the call, which is used only if all workers make the call.
         body: Bytes,
     },
-    /// The statuses of the worker's replicas. They are sent if calls differ, if this worker has aborted the call, if a
+    /// The statuses of the worker's replicas. A worker sends them if calls differ, if it has aborted the call, if a
     /// worker has left or is lost, or if the deadline has passed.
     Statuses {
         /// One status for each replica of the worker.
@@ -65,29 +65,29 @@ pub enum Content {
         step: u64,
         /// The time that the worker has waited, if its deadline has passed.
         expired: Option<Duration>,
-        /// The workers from which nothing had been received before the deadline.
+        /// The workers from which nothing had arrived before the deadline.
         late: Vec<usize>,
         /// The index of a worker that became unreachable without making the call, and the reason.
         lost: Option<(usize, Loss)>,
     },
-    /// All replicas of the worker have returned, so that it makes no more calls in this session.
+    /// The closures of all replicas of the worker have returned, so it makes no more calls in this session.
     Left {
         /// One status for each replica of the worker.
         statuses: Vec<ReplicaStatus>,
     },
-    /// The reason why the call did not complete, decided by one worker because others may have received different
+    /// The reason why the call did not complete. One worker decides it, because others may have received different
     /// statuses.
     Verdict(Blame),
-    /// A vector for a future call. The frame's round is the last one before the call.
+    /// A vector for a later call. The frame's round is the last one before that call.
     Early {
         /// The index of the vector among the worker's vectors of the call.
         part: u64,
-        /// The complete vector, or the range of it that the receiver sums.
+        /// The vector, or the range of it that the receiver sums.
         body: Bytes,
     },
 }
 
-/// A frame without its data.
+/// A frame without its data, as it is serialized.
 #[derive(Serialize, Deserialize)]
 struct Head {
     session: SessionId,
@@ -117,7 +117,7 @@ enum ContentHead {
 }
 
 impl Frame {
-    /// Returns the minimum size in bytes of the frame while it is queued.
+    /// Returns the minimum size in bytes of the frame in the inbox.
     pub fn memory_size(&self) -> usize {
         let statuses = |all: &[ReplicaStatus]| size_of_val(all);
         size_of::<Self>()
@@ -153,7 +153,8 @@ impl Frame {
         Ok((postcard::to_allocvec(&head)?, body))
     }
 
-    /// Encodes the frame like [`encode`](Self::encode), with the checksum of its body and that of the head.
+    /// Encodes the frame like [`encode`](Self::encode), and appends `sum`, the checksum of the body, and the checksum
+    /// of the head.
     ///
     /// # Errors
     /// Returns an error if the head cannot be serialized.
@@ -173,8 +174,8 @@ impl Frame {
         }
     }
 
-    /// Compares the checksum of the data with that of the sender. Returns `None` if they are equal, or if the sender
-    /// has computed none.
+    /// Compares the checksum of the data with the one that the sender computed. Returns `None` if they are equal, or if
+    /// the sender has computed none.
     pub fn changed(&self) -> Option<Changed> {
         let data = || match &self.content {
             Content::Early { part, .. } => format!("bucket {part}"),
@@ -183,8 +184,8 @@ impl Frame {
         Changed::find(self.body().map_or(&[][..], |body| body), self.sum, data)
     }
 
-    /// Decodes a frame that may have checksums. That of the head is compared; that of the body is returned in the
-    /// frame.
+    /// Decodes a frame that may have checksums. The checksum of the head is compared here, and that of the body is
+    /// stored in the frame.
     ///
     /// # Errors
     /// - [`DecodeError::Malformed`]: the bytes are not a valid frame.
@@ -202,8 +203,8 @@ impl Frame {
         Ok(decoded.into_frame(body, sum))
     }
 
-    /// Decodes a frame like [`decode`](Self::decode), from a worker that sends checksums. That of the head is compared
-    /// before anything else, so that no changed byte is decoded.
+    /// Decodes a frame from a worker that sends checksums. The checksum of the head is compared before anything else,
+    /// so that no changed byte is decoded.
     ///
     /// # Errors
     /// Returns the errors of [`decode`](Self::decode).
@@ -242,7 +243,7 @@ impl Head {
     }
 }
 
-/// Compares the checksum of a head with checksums. Returns the head without them, and the checksum of the body.
+/// Compares the checksum at the end of a head. Returns the head without checksums, and the checksum of the body.
 fn compare_head(head: &[u8]) -> Result<(&[u8], u32), DecodeError> {
     let (checked, sent) = head.split_last_chunk().unwrap_or((head, &[0; 4]));
     let changed = Changed::find(checked, Some(u32::from_le_bytes(*sent)), || "the head of a message".into());

@@ -16,7 +16,7 @@ pub struct GroupCall<'a> {
     session: &'a Session,
     statuses: Vec<ReplicaStatus>,
     timeout: Duration,
-    /// Whether all workers have agreed on the call.
+    /// Whether the first round has completed, in which all workers agree on the call.
     begun: bool,
 }
 
@@ -26,7 +26,7 @@ impl<'a> GroupCall<'a> {
         Self { session, statuses, timeout, begun: false }
     }
 
-    /// Returns the bytes `mine` of all workers, sorted by worker. Their lengths may differ.
+    /// Exchanges bytes between all workers. Returns `mine` of each worker, by rank. The lengths may differ.
     ///
     /// # Errors
     /// Returns a [`Failure::Blame`] on every worker if workers make different calls, or if a worker has exited, is lost
@@ -40,9 +40,8 @@ impl<'a> GroupCall<'a> {
         Ok(all)
     }
 
-    /// Sends the bytes `piece(worker)` to every other worker. Returns the bytes that each has sent to this one. Their
-    /// lengths may differ. The entry of this worker is empty. Errors use `what` as the name of what the worker waits
-    /// for.
+    /// Sends the bytes `piece(worker)` to every other worker. Returns the bytes that each worker has sent to this one,
+    /// by rank; the entry of this worker is empty. The lengths may differ. `what` names the awaited data in errors.
     ///
     /// # Errors
     /// Returns a [`Failure::Blame`] on every worker if workers make different calls, or if a worker has exited, is lost
@@ -55,7 +54,7 @@ impl<'a> GroupCall<'a> {
         self.round(what, piece)
     }
 
-    /// Waits until all workers make this call. Errors use `what` as the name of what the worker waits for.
+    /// Waits until all workers make this call. `what` names the barrier in errors.
     ///
     /// # Errors
     /// Returns a [`Failure::Blame`] on every worker if workers make different calls, or if a worker has exited, is lost
@@ -70,8 +69,8 @@ impl<'a> GroupCall<'a> {
         self.session.abort(blame)
     }
 
-    /// Ends the session on all workers because data of another worker has arrived changed. The other worker is lost to
-    /// this one from now on. Returns the blame that all workers get.
+    /// Ends the session on all workers because data of another worker has arrived changed. This worker no longer
+    /// communicates with that worker. Returns the blame that all workers get.
     pub(super) fn fail_corrupted(&self, corruption: Corruption) -> Arc<Blame> {
         let (session, world) = (self.session, self.world());
         session.group().inbox.mark_lost(corruption.sender, corruption.clone());
@@ -81,14 +80,14 @@ impl<'a> GroupCall<'a> {
         session.abort(Arc::new(Blame::corrupted(session.step(), culprits, corruption, &call)))
     }
 
-    /// Aborts the call because this worker cannot make or continue it. The other workers get an error that names this
+    /// Aborts the call because this worker cannot make or continue it. The other workers get an error that blames this
     /// worker's replicas.
     pub fn abort(self) {
         self.session.abort_call(self.statuses, self.timeout);
     }
 
-    /// Returns the outcome of a call. If it is an error of this worker alone, first aborts the call, because the other
-    /// workers may wait for this worker in a further round, or will wait in their next call.
+    /// Returns the outcome of the call. If it is an error of this worker alone, first aborts the call, because the
+    /// other workers wait for this worker in another round or in their next call.
     pub(crate) fn abort_on_error<T>(self, outcome: Result<T, Failure>) -> Result<T, Failure> {
         if outcome.as_ref().is_err_and(|failure| !matches!(failure, Failure::Blame(_))) {
             self.abort();
@@ -120,8 +119,8 @@ impl<'a> GroupCall<'a> {
         self.session.group().buffers()
     }
 
-    /// Makes the first or the next round of the call: sends `body(worker)` to every other worker, and returns the bytes
-    /// that each has sent to this one. Errors use `what` as the name of what the worker waits for.
+    /// Makes the next round of the call: sends `body(worker)` to every other worker, and returns the bytes that each
+    /// worker has sent to this one. `what` names the awaited data in errors.
     pub(super) fn round(
         &mut self,
         what: &str,
@@ -130,7 +129,8 @@ impl<'a> GroupCall<'a> {
         if self.begun { self.next_round(what, body) } else { Ok(self.agree(self.statuses.clone(), body)?) }
     }
 
-    /// Makes a round like [`round`](Self::round), but workers must also agree on `what`, even in the first round.
+    /// Makes a round like [`round`](Self::round), except that workers must also agree on `what` if it is the first
+    /// round.
     pub(super) fn subround(
         &mut self,
         what: &str,
@@ -139,7 +139,7 @@ impl<'a> GroupCall<'a> {
         if self.begun { self.next_round(what, body) } else { Ok(self.agree(self.statuses_in(what), body)?) }
     }
 
-    /// Makes the first round of the call, in which all workers agree on the call. Further rounds are marked as parts of
+    /// Makes the first round of the call, in which all workers agree on the call. Later rounds are marked as parts of
     /// it.
     ///
     /// # Errors
@@ -165,7 +165,7 @@ impl<'a> GroupCall<'a> {
         Ok(bodies)
     }
 
-    /// Makes a further round of the call. Errors use `what` as the name of what the worker waits for.
+    /// Makes a round after the first one. `what` names the awaited data in errors.
     pub(super) fn next_round(
         &mut self,
         what: &str,
@@ -174,7 +174,7 @@ impl<'a> GroupCall<'a> {
         Ok(self.session.next_round(self.statuses_in(what), body, self.timeout)?)
     }
 
-    /// Returns the statuses of this worker's replicas in the part `what` of the call.
+    /// Returns the statuses of this worker's replicas, with `what` added to the details of the call.
     fn statuses_in(&self, what: &str) -> Vec<ReplicaStatus> {
         let mut statuses = self.statuses.clone();
         for status in &mut statuses {

@@ -1,4 +1,4 @@
-//! The frames received from other workers, which are stored until a session takes them.
+//! The inbox of a worker: received frames, stored until a session takes them.
 
 // - INV-28: frames that a worker has received and not consumed have half of the memory; beyond that, the worker
 //   that has sent most of them is lost. Early vectors of later calls are among them. Tests:
@@ -14,33 +14,33 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// The maximum number of frames from one worker that wait in the sessions of one name. A worker that sends more is
-/// disconnected, because it cannot be running the same program.
+/// The maximum number of frames from one worker that wait in the sessions of one name. A worker that sends more is not
+/// running the same program, and is disconnected.
 const MAX_FRAMES: usize = 512;
 
 /// The maximum number of different session names.
 const MAX_NAMES: usize = 1024;
 
-/// Queued frames may occupy the memory of the machine or container, divided by this number.
+/// The maximum share of the memory of the machine or container for frames in the inbox is 1 divided by this number.
 const MEMORY_FRACTION: usize = 2;
 
-/// The maximum time to wait while another thread polls the transport. That thread stops as soon as it has its own
-/// frame.
+/// The maximum time to wait while another thread polls the transport. That thread stops polling once it has received
+/// its own frame.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The frames received from other workers, stored by session until they are taken.
 ///
-/// A worker that has made more calls than this one may send frames of a session that this worker has not opened yet;
-/// such frames are kept. Frames of past sessions are dropped. A worker that sends more frames than it can need is
-/// disconnected. If the queued frames occupy more than half of the memory, the worker whose frames occupy the most is
-/// disconnected, and its frames are dropped.
+/// Another worker may send frames of a session that this worker has not opened yet; they are kept. Frames of past
+/// sessions are dropped. A worker that sends more frames than a correct program is disconnected. If all stored frames
+/// occupy more than half of the memory, the worker whose frames occupy the most is disconnected, and its frames are
+/// dropped.
 #[derive(Clone)]
 pub struct Inbox(Arc<Shared>);
 
 struct Shared {
     state: Mutex<State>,
     changed: Signal,
-    /// Whether each worker has sent a message with checksums, after which all of its messages must have them.
+    /// Whether each worker has sent a message with checksums. All of its later messages must then have them.
     has_sums: Box<[AtomicBool]>,
 }
 
@@ -48,13 +48,13 @@ struct State {
     /// The reason why each worker is unreachable; `None` for a worker that is reachable.
     lost: Vec<Option<Loss>>,
     names: HashMap<u64, Sessions>,
-    /// The total size in bytes of the queued frames of each worker.
+    /// The total size in bytes of the stored frames of each worker.
     waiting: Vec<usize>,
-    /// The maximum total size in bytes of queued frames.
+    /// The maximum total size in bytes of the stored frames.
     most: usize,
 }
 
-/// The sessions with the same name.
+/// The sessions of one name: their count, and the frames of the latest ones.
 #[derive(Default)]
 struct Sessions {
     /// The number of the session that was opened last.
@@ -63,12 +63,12 @@ struct Sessions {
     frames: VecDeque<(usize, Frame)>,
 }
 
-/// An event that an inbox reports to a session.
+/// An event for which a session waits.
 #[derive(Debug, PartialEq)]
 pub enum Event {
     /// A frame from a worker.
     Frame(usize, Frame),
-    /// A worker has become unreachable, and all of its frames for the session have been taken.
+    /// A worker is unreachable, and all of its frames for the session have been taken.
     Lost(usize, Loss),
     /// The deadline has passed.
     Expired,
@@ -91,7 +91,7 @@ impl Inbox {
         Self(Arc::new(Shared { state, changed: Signal::new(), has_sums }))
     }
 
-    /// Resets the inbox for a new world of the re-formed group: no worker is lost, no frame has arrived, and no session
+    /// Resets the inbox for the new world of a re-formed group: no worker is lost, no frame is stored, and no session
     /// is open.
     pub(super) fn reset(&self) {
         let mut state = lock(&self.0.state);
@@ -103,10 +103,10 @@ impl Inbox {
         drop(old);
     }
 
-    /// Adds a frame received from a worker. A frame of a past session or of a disconnected worker is dropped. The
-    /// worker is disconnected if it has too many frames, or if the frame would open too many session names. If all
-    /// frames together are too large, the worker whose frames occupy the most is disconnected, which may be another
-    /// one.
+    /// Adds a frame received from a worker. A frame of a past session or of a disconnected worker is dropped.
+    ///
+    /// The worker is disconnected if it has too many frames, or if the frame would add too many session names. If all
+    /// stored frames are too large, the worker whose frames occupy the most is disconnected, which may be another one.
     pub fn add(&self, from: usize, frame: Frame) {
         let mut state = lock(&self.0.state);
         if !matches!(state.lost.get(from), Some(None)) {
@@ -185,9 +185,8 @@ impl Inbox {
         SessionId { name, number }
     }
 
-    /// Waits for the next event of a session, at most until `deadline`, after which the event is [`Event::Expired`].
-    /// While it waits, it polls the transport if no other thread does. `lost_seen` contains, for each worker, whether
-    /// its loss has already been reported.
+    /// Waits for the next event of a session. Returns [`Event::Expired`] once `deadline` has passed. The wait polls the
+    /// transport if no other thread does. `lost_seen` contains, for each worker, whether its loss was already returned.
     pub fn next(
         &self,
         session: SessionId,
@@ -225,7 +224,8 @@ impl Inbox {
         lock(&self.0.state).take(session, lost_seen)
     }
 
-    /// Takes all frames of a session up to and including a round, without waiting. Those of later rounds stay queued.
+    /// Removes and returns all frames of a session up to and including a round, without waiting. Those of later rounds
+    /// remain.
     pub(super) fn take_until(&self, session: SessionId, round: u64) -> Vec<(usize, Frame)> {
         let mut state = lock(&self.0.state);
         let Some(sessions) = state.names.get_mut(&session.name) else { return Vec::new() };
@@ -271,15 +271,15 @@ impl State {
         Self { lost: vec![None; workers], names: HashMap::new(), waiting: vec![0; workers], most }
     }
 
-    /// Subtracts the size of a frame that is no longer queued from its worker's total.
+    /// Subtracts the size of a removed frame from its worker's total.
     fn release(&mut self, from: usize, frame: &Frame) {
         if let Some(waiting) = self.waiting.get_mut(from) {
             *waiting = waiting.saturating_sub(frame.memory_size());
         }
     }
 
-    /// Disconnects the worker whose frames occupy the most memory, if all frames together exceed the limit. Returns the
-    /// removed frames, which the caller must drop without holding the lock.
+    /// Disconnects the worker whose frames occupy the most memory, if all stored frames exceed the limit. Returns the
+    /// removed frames, which the caller must drop after releasing the lock.
     fn overflow(&mut self) -> Vec<(usize, Frame)> {
         // INV-28
         let sum = self.waiting.iter().fold(0, |sum: usize, waiting| sum.saturating_add(*waiting));

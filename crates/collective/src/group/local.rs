@@ -6,7 +6,7 @@ use distribute_net::{Identity, JoinError, Listener, Receiver, Rendezvous, Secret
 use std::sync::Arc;
 use std::thread;
 
-/// The kind of links between workers that are threads of one process.
+/// The kind of links between workers that are threads of this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Links {
     /// Memory: a message is passed as a pointer.
@@ -14,13 +14,13 @@ pub enum Links {
     Memory,
     /// Sockets on this machine, without encryption.
     Tcp,
-    /// Sockets on this machine, with the encryption that is used between machines.
+    /// Sockets on this machine, encrypted as between machines.
     Tls,
-    /// Shared memory, as it is used between processes of one machine.
+    /// Shared memory, as between processes of one machine.
     Shared,
 }
 
-/// Returns the groups of all workers of a world in this process, sorted by worker.
+/// Creates the groups of all workers of a world in this process, by rank.
 ///
 /// A worker is lost to the others when its group [ends](Group::end), or when its group and all its sessions have been
 /// dropped.
@@ -31,7 +31,7 @@ pub fn groups(links: Links, workers: usize, replicas: usize) -> Result<Vec<Group
     groups_of(links, workers, ReplicaCount::PerWorker(replicas))
 }
 
-/// Acts like [`groups`], with the number of replicas of each worker or of all workers together.
+/// Equivalent to [`groups`], with the number of replicas of each worker or of all workers together.
 ///
 /// # Errors
 /// Returns the errors of [`groups`].

@@ -1,4 +1,4 @@
-//! The reason why a worker is lost to another one.
+//! [`Loss`]: the reason why a worker is lost to another one.
 
 use distribute_cluster::Corruption;
 use distribute_net::{ENDED, LEFT};
@@ -8,14 +8,16 @@ use std::fmt;
 /// The reason why a worker is lost to another one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Loss {
-    /// The link is broken, or the worker has sent something that no worker sends. The text describes it.
+    /// The link is broken, or the worker has sent something that no correct worker sends. The text describes the
+    /// problem.
     Link(String),
     /// Data of the worker has arrived changed.
     Corrupted(Corruption),
 }
 
 impl Loss {
-    /// Returns whether the worker has exited or left by itself, perhaps because another worker was lost.
+    /// Returns whether the worker has exited or left without a fault of its own, perhaps because another worker was
+    /// lost.
     pub fn is_graceful(&self) -> bool {
         matches!(self, Self::Link(reason) if reason == ENDED || reason == LEFT)
     }

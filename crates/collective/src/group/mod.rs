@@ -1,21 +1,20 @@
 //! The workers of one world: processes that send bytes to each other.
 //!
-//! A step has a *session*, with the same name and number on all workers. A session consists of *rounds*, each
-//! with its own deadline:
+//! The workers make the calls of a step in a *session*, whose name and number are the same on all workers. A session
+//! consists of *rounds*, each with its own deadline:
 //!
 //! 1. Every worker sends every other a digest of the call that its replicas make and, if the data is small, the data.
 //! 2. If all digests are equal, the round returns the data. If a digest differs or is missing, every worker sends the
 //!    *statuses* of its replicas. All workers decide from the same statuses, so all get the same
 //!    [`Blame`](distribute_cluster::Blame).
-//! 3. If a worker is lost or times out, workers may have different information. In this case, the first worker that
-//!    made the call before the deadline decides. It sends its *verdict* to the others, which wait for it for a short
-//!    time.
+//! 3. If a worker is lost or times out, workers may have different information. The first worker that made the call
+//! before the deadline then decides. It sends its *verdict* to the others, which wait a short time for it.
 //!
-//! Small leaves are folded by every worker. Large ones are sent as one flat vector per dtype: each worker folds a range
-//! of it and sends the sum to all others, in two more rounds of the same call.
+//! Small leaves are reduced by every worker. Large ones are sent as one flat vector per dtype: each worker reduces a
+//! range of it and sends the result to all others, in two more rounds of the same call.
 //!
-//! A [`Transport`](distribute_net::Transport) of `distribute-net` sends the bytes. It is a trait, while [`Group`] is a
-//! type. There is no trait for both a team and a group, because a team passes pointers and a group bytes.
+//! A [`Transport`](distribute_net::Transport) of `distribute-net` sends the bytes. A team of threads and a group have
+//! no common trait, because a team passes pointers and a group bytes.
 //!
 //! | module | contents |
 //! |---|---|
@@ -24,21 +23,21 @@
 //! | [`local`] | groups whose workers are threads of this process |
 //! | [`frame`], [`inbox`] | [`Frame`]: a message between workers; [`Inbox`]: received frames, by session |
 //! | [`checksums`], `loss` | [`Checksums`] of messages; [`Loss`]: why a worker is lost to another one |
-//! | [`session`] | [`Session`]: the traffic of one step |
-//! | [`protocol`], [`round`] | a worker in a session, and one round: pure state machines |
+//! | [`session`] | [`Session`]: the calls of one step |
+//! | [`protocol`], [`round`] | the state of a worker in a session, and in one round: pure state machines |
 //! | `recorder` | the last calls of this worker, reported with a blame |
 //! | [`group_call`] | [`GroupCall`]: a call of the replicas of all workers, in one round or several |
-//! | `reduce`, `raw` | leaves in a call, reduced and gathered in the one order of sums; elements as bytes |
-//! | `vectors` | vectors of numbers in a call, exchanged or summed; all workers know their lengths |
+//! | `reduce`, `raw` | reducing and gathering leaves, in the one order of sums; elements as bytes |
+//! | `vectors` | exchanging and summing vectors of numbers, whose lengths all workers know |
 //! | [`early`] | [`EarlySend`]: vectors that are sent before the call in which they are used |
 //! | [`order`] | [`SumOptions`]: order, algorithm and wire format of a sum, as a pure table |
 //! | `exact`, `fast`, `native` | sums by assignees of ranges, by a schedule, by a library such as MPI |
-//! | `schedule` | the transfers of an algorithm, as functions of sizes |
+//! | `schedule` | the transfers of an algorithm, as functions of the number of workers and bytes |
 //! | `native_transport` | links with an additional library that sums, such as NCCL next to sockets |
 //! | [`buffer`] | [`Buffers`]: memory that is filled, sent in place, and reused |
 //! | `wire`, `pieces` | numbers in half precision; a vector in several parts |
 //!
-//! # Adding to it
+//! # Extending this module
 //!
 //! - A transport: implement [`Transport`](distribute_net::Transport), and add a variant to [`local::Links`], so that
 //!   the conformance suite and the tests of several workers run over it. If it needs a library of the system, create a

@@ -6,15 +6,14 @@ use crate::Failure;
 use bytes::Bytes;
 
 /// Returns the sum of the vectors of all workers, computed by the library of the transport. Returns `None` if there is
-/// no library, or if a worker cannot use it; all workers then use an [`Algorithm`](super::Algorithm) instead.
+/// no library, or if a worker cannot use it; all workers then use an [`Algorithm`](super::Algorithm).
 ///
-/// A library that reduces waits for all workers, and does not report which worker is missing. Workers therefore agree
-/// on the call first. If the library fails, they run another round, whose error names the workers that time out or are
-/// lost.
+/// Such a library waits for all workers, and does not report which one is missing. Workers therefore agree on the call
+/// first. If the library fails, they run another round, whose error names the workers that time out or are lost.
 ///
 /// # Errors
 /// - [`Failure::Blame`]: a round fails.
-/// - [`Failure::Native`]: the library fails although all workers make the further round.
+/// - [`Failure::Native`]: the library fails although all workers take part in the other round.
 /// - [`Failure::Record`]: the library returns a sum of a different length.
 pub(super) fn sum<F: Real>(
     calling: &mut GroupCall<'_>,

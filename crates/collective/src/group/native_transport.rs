@@ -1,4 +1,4 @@
-//! Links to which a library that computes sums is added, such as NCCL in addition to sockets.
+//! A transport with an additional library that computes sums, such as NCCL in addition to sockets.
 
 use super::reformable::ReformableLinks;
 use distribute_net::{Message, NativeSum, PartialMessage, PollOutcome, Region, Transport};
@@ -6,12 +6,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A transport that sends messages over the links, and computes sums with the library. The library is used only in the
-/// world in which it was set up, because it links the workers of this world.
+/// A transport that sends messages over links and computes sums with a library. The library is used only in the world
+/// for which it was set up, because it connects the workers of that world.
 pub(super) struct NativeSumTransport {
     links: Arc<dyn Transport>,
     library: Arc<dyn NativeSum>,
-    /// The links if they can re-form, and the generation of the world in which the library was set up.
+    /// The links if they can re-form, and the generation of the world for which the library was set up.
     reformable: Option<(Arc<ReformableLinks>, u64)>,
 }
 

@@ -13,7 +13,8 @@ const MEDIUM: usize = 256 << 10;
 /// The order in which the vectors of workers are added.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Order {
-    /// The one order of sums: the result depends on values and ids alone. Each worker folds a range of all vectors.
+    /// The one order of sums: the result depends only on the values and on the ids of replicas. Each worker sums a
+    /// range of all vectors.
     #[default]
     Exact,
     /// The order of the [`Algorithm`]. All workers get the same bits. The sum depends on the number of workers, and may
@@ -21,23 +22,23 @@ pub enum Order {
     Fast,
 }
 
-/// The options of a sum. They must be the same on all workers, otherwise the call fails on all of them.
+/// The options of a sum. They must be the same on all workers; otherwise the call fails on all of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct SumOptions {
     /// The order in which vectors are added.
     pub order: Order,
-    /// The type of the numbers that are sent. In [`Order::Exact`], each vector is rounded once, including this worker's
-    /// own, and so is the sum: the error of the sum is at most `2 u Σ|w x|`, apart from underflow. Here, `u` is the
-    /// unit roundoff of the type, `x` are the workers' numbers, and `w` are their weights. In [`Order::Fast`], partial
-    /// sums are rounded each time they are sent: see [`Algorithm::roundings`].
+    /// The type in which numbers are sent. In [`Order::Exact`], each vector is rounded once, including this worker's
+    /// own, and so is the sum. The error of the sum is at most `2 u Σ|w x|`, apart from underflow. Here `u` is the unit
+    /// roundoff of the type, `x` are the workers' numbers, and `w` are their weights. In [`Order::Fast`], partial sums
+    /// are rounded each time they are sent: see [`Algorithm::roundings`].
     pub wire: Wire,
-    /// The size of a bucket. A larger vector is summed in buckets of about this many bytes (a multiple of 64 elements),
-    /// one after another. This limits the memory that a sum needs in addition to the vectors. 0 means no limit. In
-    /// [`Order::Exact`], the size does not change the result.
+    /// The size of a bucket in bytes; 0 means no limit. A larger vector is summed in buckets of about this size (a
+    /// multiple of 64 elements), one after another. This limits the memory that a sum needs in addition to the vectors.
+    /// In [`Order::Exact`], the size does not change the result.
     pub bytes_per_pack: usize,
 }
 
-/// The algorithms of [`Order::Fast`]. In each round, all workers exchange their calls, and some workers send data.
+/// The algorithms of [`Order::Fast`]. In each round, all workers compare their calls, and some of them send data.
 ///
 /// | bytes of a vector, or bucket | number of workers is a power of two | otherwise |
 /// |---|---|---|
@@ -46,8 +47,8 @@ pub struct SumOptions {
 /// | more | halving and doubling | ring |
 ///
 /// [`Order::algorithm`] implements this table. If the transport has a library that computes sums, such as MPI, and
-/// numbers are sent [unchanged](Wire::Full), that library chooses the algorithm instead. The following table contains
-/// the number of rounds, and the bytes that the busiest worker sends, for W workers with n bytes each:
+/// numbers are sent [unchanged](Wire::Full), the library chooses the algorithm instead. The next table shows the number
+/// of rounds, and the bytes that the busiest worker sends, for W workers with vectors of n bytes:
 ///
 /// | algorithm | rounds | bytes |
 /// |---|---|---|
@@ -66,8 +67,8 @@ pub enum Algorithm {
 }
 
 impl Order {
-    /// Returns the algorithm for a vector, or bucket, of this many bytes over `workers` workers. All workers get the
-    /// same result. It is `None` for [`Order::Exact`], in which each worker folds a range in the one order of sums.
+    /// Returns the algorithm for a vector or bucket of `bytes` bytes over `workers` workers. Returns `None` for
+    /// [`Order::Exact`], in which each worker sums a range in the one order of sums.
     pub fn algorithm(self, bytes: usize, workers: usize) -> Option<Algorithm> {
         match self {
             Order::Exact => None,
@@ -103,7 +104,7 @@ impl fmt::Display for Algorithm {
     }
 }
 
-/// Formats the options so that they can be compared between workers and displayed in errors.
+/// Formats the options for comparisons between workers and for errors.
 impl fmt::Display for SumOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.order {

@@ -1,15 +1,15 @@
-//! A vector in several pieces, each in the memory in which it was received.
+//! A vector in several pieces, each in the memory into which it was received.
 
 use super::Buffers;
 use bytes::Bytes;
 use std::ops::Range;
 
-/// Bytes in consecutive pieces. There are gaps where bytes have not been received yet.
+/// The bytes of a vector in consecutive pieces. There are gaps between pieces that have not been received yet.
 #[derive(Debug, Default)]
 pub(super) struct Pieces(Vec<(usize, Bytes)>);
 
 impl Pieces {
-    /// Replaces the bytes that begin at offset `start`.
+    /// Replaces the bytes from offset `start` by `bytes`.
     pub(super) fn put(&mut self, start: usize, bytes: Bytes) {
         if bytes.is_empty() {
             return;
@@ -44,7 +44,7 @@ impl Pieces {
         (next == place.end).then(|| buffers.concat(parts))
     }
 
-    /// Returns all pieces, in order.
+    /// Returns all pieces, in the order of their offsets.
     pub(super) fn into_all(self) -> impl Iterator<Item = Bytes> {
         self.0.into_iter().map(|(_, bytes)| bytes)
     }

@@ -1,7 +1,7 @@
-//! The part of one worker in a session: its rounds, the calls that it aborts, and the end. This module contains only
+//! The state of one worker in a session: its rounds, the calls that it aborts, and the end. This module contains only
 //! pure functions and values.
 //!
-//! The inputs are the messages of the other workers, lost workers and timeouts, and the outputs are the next actions. A
+//! The inputs are messages of other workers, lost workers and timeouts, and the outputs are the next actions. A
 //! [`Session`](super::Session) executes them with a transport and a clock, and the simulation executes them without
 //! either.
 
@@ -12,8 +12,8 @@ use distribute_cluster::{Blame, Fingerprint, Presence, ReplicaStatus, World};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The time for which the worker that decides waits for the statuses of the others after a deadline. The others wait
-/// twice as long for its verdict.
+/// The time after a deadline for which the deciding worker waits for the statuses of the others. The others wait twice
+/// as long for its verdict.
 pub const GRACE: Duration = Duration::from_millis(500);
 
 /// The time to wait for the verdict on a lost worker. The deciding worker may not have noticed the loss, and may
@@ -23,7 +23,7 @@ pub const VERDICT: Duration = Duration::from_millis(100);
 /// The maximum number of consecutive calls that a worker aborts without waiting for the others.
 const MAX_ABORTS: u64 = 2;
 
-/// The maximum number of rounds by which a worker may be ahead of another: the rounds that it has aborted, the one in
+/// The maximum number of rounds by which one worker may be ahead of another: the rounds that it has aborted, the one in
 /// which it participates, and the one that it may abort next.
 const MAX_ROUNDS_AHEAD: u64 = MAX_ABORTS + 2;
 
@@ -32,20 +32,19 @@ const MAX_ROUNDS_AHEAD: u64 = MAX_ABORTS + 2;
 // INV-28
 const MAX_EARLY: usize = 4 * (MAX_ROUNDS_AHEAD as usize + 1);
 
-/// Whether the others wait for a worker whose replicas have all returned.
+/// The status of a worker whose replicas have all returned: whether other workers still wait for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// Another worker may still make a call: wait for the next event.
     Open,
-    /// No other worker can wait for this one: the replicas of each have left, or it is unreachable, or the session is
-    /// over.
+    /// No other worker can wait for this one: the session is over, or each other worker has left or is unreachable.
     Closed,
-    /// Other workers wait in a call that this worker has skipped. The round of that call has begun on this worker, and
-    /// ends with the blame that all workers get.
+    /// Other workers wait in a call that this worker has skipped. This worker has begun that round, which ends with the
+    /// same blame on all workers.
     LeftOut,
 }
 
-/// The reason why a worker is treated as lost: it has sent a frame that a worker with the same program never sends.
+/// The reason for treating a worker as lost: it has sent a frame that a worker with the same program never sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("worker {worker} has sent {fault}: all workers have to run the same program, of the same version")]
 pub struct InvalidFrame {
@@ -55,7 +54,7 @@ pub struct InvalidFrame {
     pub fault: FrameFault,
 }
 
-/// The property of a frame for which its sender is treated as lost.
+/// The property of a frame that makes it invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameFault {
     /// The frame belongs to a round that the sender cannot have reached.
@@ -66,36 +65,36 @@ pub enum FrameFault {
         /// The round of the receiver.
         current: u64,
     },
-    /// The sender has sent more frames for later rounds than a worker sends.
+    /// The sender has sent more frames for later rounds than a correct worker can.
     #[error(
         "more than {limit} frames of rounds that this worker has not begun, the last one of round {round}"
     )]
     TooManyEarly {
         /// The round of the frame.
         round: u64,
-        /// The number of frames of each worker that are kept for later rounds.
+        /// The maximum number of frames of one worker for later rounds.
         limit: usize,
     },
 }
 
-/// One worker's part in a session. At most one round is in progress.
+/// The state of one worker in a session. At most one round is in progress.
 ///
-/// Call [`receive`](Self::receive) for every received message before each [`next_action`](Self::next_action), because a
-/// worker that stops waiting sends its call first.
+/// Before each [`next_action`](Self::next_action), call [`receive`](Self::receive) for every received message, because
+/// a worker that stops waiting sends its call first.
 #[derive(Debug)]
 pub struct Protocol {
     world: World,
     session: SessionId,
     /// The number of the latest round that has begun, or that this worker has skipped.
     round: u64,
-    /// The number of rounds that this worker has aborted, in total and since it last participated in a round.
+    /// The number of rounds that this worker has aborted, in total and consecutively.
     aborted: u64,
     aborts_in_row: u64,
     /// Received frames of rounds that this worker has not begun.
     early: Vec<(usize, Frame)>,
     /// The statuses of the replicas of each worker whose replicas have returned, including this worker.
     left: Vec<Option<Vec<ReplicaStatus>>>,
-    /// Whether each worker has become unreachable, with the reasons.
+    /// Whether each worker is unreachable.
     lost: Vec<bool>,
     reasons: Vec<(usize, Loss)>,
     current: Option<Current>,
@@ -107,12 +106,12 @@ pub struct Protocol {
 #[derive(Debug)]
 struct Current {
     round: Round,
-    /// The new maximum time to wait, if it differs from the previous one.
+    /// The maximum time to wait from now on, if it has changed.
     patience: Option<Duration>,
-    /// Whether the deadline has passed or a worker is lost, so that this worker waits only for the last messages of the
-    /// others.
+    /// Whether the deadline has passed or a worker is lost, so that this worker only waits a short time for the others'
+    /// statuses or verdict.
     grace: bool,
-    /// Whether the time to wait for the other workers' last messages has passed.
+    /// Whether that short time has passed.
     last: bool,
 }
 
@@ -121,12 +120,12 @@ struct Current {
 pub enum Action {
     /// Send this frame to all other workers, then call [`next_action`](Protocol::next_action) again.
     Send(Frame),
-    /// Wait for the next event, then call the function for it. `Some` contains the maximum time from now; `None` means
+    /// Wait for the next event, then call the method for it. `Some` contains the maximum time from now. `None` means
     /// that the previous limit still applies, which is initially the timeout of the round. When the time has passed,
     /// call [`expire`](Protocol::expire).
     Wait(Option<Duration>),
-    /// The round has ended. It has either completed, with the data of all workers, sorted by worker, in which this
-    /// worker's own entry is empty; or it has failed, in which case the session may be [over](Protocol::over).
+    /// The round has ended. If it has completed, this contains the data of all workers, by rank; this worker's own
+    /// entry is empty. If it has failed, the session may be [over](Protocol::over).
     End(Result<Vec<Bytes>, Arc<Blame>>),
 }
 
@@ -154,8 +153,8 @@ impl Protocol {
         self.session
     }
 
-    /// Returns the number of rounds that have begun, including those that this worker has skipped. It is the same on
-    /// all workers that have made the same calls.
+    /// Returns the number of rounds that have begun, including those that this worker has skipped. All workers that
+    /// have made the same calls have the same number.
     pub fn rounds(&self) -> u64 {
         self.round
     }
@@ -165,13 +164,13 @@ impl Protocol {
         self.aborted
     }
 
-    /// Returns the reason why the session is over: a worker timed out or was lost, or a worker has ended the session.
-    /// Returns `None` while it is not over.
+    /// Returns the reason why the session is over: a worker timed out, was lost, or has ended the session. Returns
+    /// `None` if the session is not over.
     pub fn over(&self) -> Option<&Arc<Blame>> {
         self.over.as_ref()
     }
 
-    /// Returns, for each worker, whether it is known to be lost.
+    /// Returns, for each worker, whether it is lost, as far as this worker knows.
     pub fn lost(&self) -> &[bool] {
         &self.lost
     }
@@ -181,8 +180,8 @@ impl Protocol {
         self.current.iter().flat_map(|current| current.round.silent())
     }
 
-    /// Records that part of a message has arrived from a worker. `part` contains the number of received bytes and the
-    /// total number of bytes. Call this before [`expire`](Self::expire).
+    /// Records that part of a message has arrived from a worker. `part` is the number of received bytes and the length
+    /// of the message. Call this before [`expire`](Self::expire).
     pub fn note_partial(&mut self, worker: usize, part: (u64, u64)) {
         if let Some(current) = &mut self.current {
             current.round.note_partial(worker, part);
@@ -194,8 +193,8 @@ impl Protocol {
         Frame { session: self.session, round: self.round, content, sum: None }
     }
 
-    /// Begins the next round, unless the session is over. `statuses` contains the statuses of this worker's replicas;
-    /// if one of them is still running, this worker has timed out. `step` is the step to report in errors.
+    /// Begins the next round, unless the session is over. `statuses` are those of this worker's replicas; if one of
+    /// them is still running, this worker has timed out. `step` is the step to report in errors.
     pub fn begin(&mut self, step: u64, statuses: Vec<ReplicaStatus>, timeout: Duration) {
         if self.over.is_some() {
             return;
@@ -224,15 +223,16 @@ impl Protocol {
         }
     }
 
-    /// Returns the digest of the call that this worker's replicas make in the current round, if they make one. Before
-    /// anything else, the caller must send it to all other workers, with the data for each of them.
+    /// Returns the digest of the call that this worker's replicas make in the current round, if they agree on one. The
+    /// caller must first send it to all other workers, with the data for each of them.
     pub fn call(&self) -> Option<u64> {
         self.current.as_ref()?.round.call().map(Fingerprint::digest)
     }
 
-    /// Skips the next round, because this worker has failed. Returns the frame for the other workers. Returns `None` if
-    /// the session is over, or if this worker has aborted so often that it must participate in the round; in the latter
-    /// case, the round has begun.
+    /// Skips the next round, because this worker has failed. Returns the frame that reports this to the other workers.
+    ///
+    /// Returns `None` if the session is over. Also returns `None`, and begins the round instead, if this worker has
+    /// reached the maximum number of consecutive aborts, so that it must participate in this round.
     pub fn abort_call(
         &mut self,
         step: u64,
@@ -255,7 +255,7 @@ impl Protocol {
     }
 
     /// Ends the session because of `blame` or, if another worker's verdict was received, because of that verdict.
-    /// Returns the frame to send to the others; `None` if the session is already over.
+    /// Returns the frame that reports this to the others; `None` if the session is already over.
     pub fn abort(&mut self, blame: Arc<Blame>) -> Option<Frame> {
         if self.over.is_some() {
             return None;
@@ -283,7 +283,8 @@ impl Protocol {
     /// Returns whether other workers wait for this worker, whose replicas have returned and [left](Self::leave). If
     /// they do, begins the round of the call in which they wait.
     ///
-    /// Each worker checks this for itself. Otherwise only the workers that wait would know why they got an error.
+    /// Each worker checks this for itself, so that a worker whose replicas have left gets the same error as those that
+    /// wait.
     pub fn ending(&mut self, step: u64, timeout: Duration) -> Ending {
         let mine = self.left.get(self.world.worker()).and_then(Option::as_ref);
         let Some(statuses) = mine.filter(|_| self.over.is_none()) else { return Ending::Closed };
@@ -303,10 +304,10 @@ impl Protocol {
         if self.left.iter().zip(&self.lost).all(gone) { Ending::Closed } else { Ending::Open }
     }
 
-    /// Processes a frame of the session from another worker.
+    /// Processes a frame of this session from another worker.
     ///
     /// # Errors
-    /// Returns the reason why the sender is treated as lost. The frame is dropped.
+    /// Returns the reason for treating the sender as lost. The frame is dropped.
     pub fn receive(&mut self, from: usize, frame: Frame) -> Result<(), InvalidFrame> {
         if frame.round > self.round.saturating_add(MAX_ROUNDS_AHEAD) {
             // The others may make any number of calls, which fail, where this worker has left.
@@ -339,7 +340,7 @@ impl Protocol {
         Ok(())
     }
 
-    /// Keeps a frame for a later round.
+    /// Stores a frame for a later round.
     fn keep(&mut self, worker: usize, frame: Frame) -> Result<(), InvalidFrame> {
         if self.early.iter().filter(|(from, _)| *from == worker).count() >= MAX_EARLY {
             let fault = FrameFault::TooManyEarly { round: frame.round, limit: MAX_EARLY };
@@ -349,7 +350,7 @@ impl Protocol {
         Ok(())
     }
 
-    /// Records that another worker has become unreachable. All of its messages must have been received before.
+    /// Records that another worker is unreachable. All of its messages must have been received before.
     pub fn mark_lost(&mut self, worker: usize, reason: impl Into<Loss>) {
         let reason = reason.into();
         let Some(lost @ false) = self.lost.get_mut(worker) else { return };
@@ -369,8 +370,8 @@ impl Protocol {
         }
     }
 
-    /// Returns the next action of the current round. Without a current round, returns [`Action::End`]: with the blame
-    /// if the session is over, and otherwise without bodies.
+    /// Returns the next action in the current round. Without a current round, returns [`Action::End`] with the blame if
+    /// the session is over, and otherwise with an empty list.
     pub fn next_action(&mut self) -> Action {
         let Some(Current { round, patience, grace, last }) = &mut self.current else {
             return Action::End(self.over.clone().map_or_else(|| Ok(Vec::new()), Err));

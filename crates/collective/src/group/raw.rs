@@ -5,7 +5,7 @@ use bytes::Bytes;
 use distribute_tensor::{DType, HostTensor, codec, flat};
 use std::ops::Range;
 
-/// A tensor whose bytes are sent without being copied.
+/// The bytes of a tensor, to be sent without a copy.
 struct TensorBytes(HostTensor);
 
 impl AsRef<[u8]> for TensorBytes {
@@ -14,8 +14,8 @@ impl AsRef<[u8]> for TensorBytes {
     }
 }
 
-/// Returns the bytes of a range of elements of a flat tensor. They are not copied if their encoding equals their
-/// representation in memory.
+/// Returns the bytes of a range of elements of a flat tensor. They are not copied if elements have the same encoding in
+/// memory.
 pub(super) fn bytes(tensor: &HostTensor, elements: Range<usize>) -> Bytes {
     let width = tensor.dtype().bytes().unwrap_or(0);
     if codec::as_bytes(tensor.buffer()).is_some() {

@@ -1,4 +1,4 @@
-//! The last calls of this worker. Each call of its sessions is recorded, and the calls are reported with a blame.
+//! The latest calls of this worker in all sessions of a group, which are logged with a blame.
 
 use crate::sync::{Mutex, lock};
 use distribute_cluster::flight_recorder::{Progress, Ticket};
@@ -7,7 +7,7 @@ use distribute_log::warn_or_stderr;
 use std::fmt;
 use std::time::Duration;
 
-/// The last calls in all sessions of a group. Recording a call reads the clock twice.
+/// A record of the latest calls in all sessions of a group. Recording a call reads the clock twice.
 #[derive(Debug)]
 pub(super) struct Recorder {
     clock: Stopwatch,
@@ -21,18 +21,19 @@ struct Calls {
     flight: FlightRecorder,
     /// The time at which the current call, or its current part, began.
     began: Duration,
-    /// The time spent in calls since [`take_waits`](Recorder::take_waits) was last called, in total and by the worker
+    /// The time spent in calls since the last call of [`take_waits`](Recorder::take_waits): in total, and by the worker
     /// whose message ended the wait.
     waited: Duration,
     waited_for: Vec<Duration>,
 }
 
-/// The time that this worker has spent in exchanges with other workers since this was last queried.
+/// The time that this worker has spent in exchanges with other workers since the last query.
 #[derive(Clone, Copy, Debug)]
 pub struct Waits<'a> {
     /// The total time.
     pub total: Duration,
-    /// The part of it that each worker accounts for: a wait counts for the worker whose message ended it.
+    /// The part of the total for which each worker is responsible, by rank: a wait counts for the worker whose message
+    /// ended it.
     pub by_worker: &'a [Duration],
 }
 
@@ -50,7 +51,7 @@ impl Recorder {
         }
     }
 
-    /// Records that replicas with the given statuses begin a call, or continue the call `parent`. Returns `None` if
+    /// Records that the replicas with the given statuses begin a call, or continue the call `parent`. Returns `None` if
     /// none of them makes a call.
     pub(super) fn begin(
         &self,
@@ -74,8 +75,8 @@ impl Recorder {
         }
     }
 
-    /// Records that a call, or a part of it, has ended. `last` is the worker whose message ended the wait in it, if
-    /// this worker has waited.
+    /// Records that a call, or a part of it, has ended. `last` is the worker whose message ended the wait, if this
+    /// worker has waited.
     pub(super) fn end(&self, ticket: Ticket, completed: bool, last: Option<usize>) {
         let now = self.clock.elapsed();
         let mut calls = lock(&self.calls);
@@ -90,7 +91,7 @@ impl Recorder {
         }
     }
 
-    /// Calls `act` with the time spent in calls since this was last called.
+    /// Calls `act` with the time spent in calls since this method was last called.
     pub(super) fn take_waits<T>(&self, act: impl FnOnce(Waits<'_>) -> T) -> T {
         let mut calls = lock(&self.calls);
         let result = act(Waits { total: calls.waited, by_worker: &calls.waited_for });
@@ -113,14 +114,14 @@ impl Recorder {
         Some((call, lock(&self.awaited).clone()))
     }
 
-    /// Returns the last calls, newest first.
+    /// Returns the latest calls, newest first.
     pub(super) fn calls(&self) -> Vec<RecordedCall> {
         let now = self.clock.elapsed();
         lock(&self.calls).flight.calls(now)
     }
 
-    /// Logs the calls of this worker before `blame`. Do not call this while holding a lock, because a logger may be
-    /// slow.
+    /// Logs the latest calls of this worker, because of `blame`. Do not call this while holding a lock, because a
+    /// logger may be slow.
     ///
     /// If a worker timed out or was lost, the calls are logged as a warning, which is printed by default. For other
     /// faults, their level is INFO, because the blame already names the calls that differ.
@@ -137,7 +138,7 @@ impl Recorder {
     }
 }
 
-/// The last calls, one per line. They are formatted only if there is a subscriber.
+/// The latest calls as text, one per line, formatted only if a subscriber logs them.
 struct Lines<'a>(&'a Recorder);
 
 impl fmt::Display for Lines<'_> {

@@ -1,5 +1,4 @@
-//! Reduces and gathers leaves over all replicas of all workers. Sums are computed in the same order as in
-//! `Order::Exact`.
+//! Reducing and gathering leaves over all replicas of all workers. Sums are computed in the order of `Order::Exact`.
 
 // - INV-27: means of running statistics, rows that are written and values per worker are gathered first, in the
 //   order of ids. Tests: `collective/tests/it/conformance/mod.rs`, `multi_worker/cross.rs`,
@@ -15,11 +14,11 @@ use distribute_tensor::{
     DType, Folder, HostTensor, Leaf, Packing, ReduceOp, flat, pack::reduce_packed, wire,
 };
 
-/// The maximum size in bytes of leaves that every worker folds completely. They are sent to every worker, which
-/// requires fewer rounds.
+/// The maximum size in bytes of leaves that every worker reduces completely. Sending them to every worker requires
+/// fewer rounds.
 const SMALL: usize = 64 << 10;
 
-/// The description of a worker's leaves, which is exchanged before large data.
+/// The description of a worker's leaves, exchanged before large data.
 struct Opening {
     /// The number of contributions of this worker: one for each of its replicas, or a single one.
     parts: usize,
@@ -34,9 +33,9 @@ impl GroupCall<'_> {
     /// Reduces each leaf over all replicas of all workers. `local` contains the leaves of each of this worker's
     /// replicas.
     ///
-    /// The result depends on values and ids alone: it is bit-identical to that of a single process with all the
-    /// replicas. Large dense leaves are reduced by reduce-scatter and all-gather: each worker folds a range of the
-    /// elements and sends the result to all.
+    /// The result depends only on values and ids: it is bit-identical to that of a single process with all the
+    /// replicas. Large dense leaves are reduced by reduce-scatter and all-gather: each worker reduces a range of the
+    /// elements and sends the result to all others.
     ///
     /// # Errors
     /// - [`Failure::Blame`], on every worker: workers make different calls, or a worker has exited, is lost or times
@@ -100,8 +99,8 @@ impl GroupCall<'_> {
         Ok((self.decode_all(&openings, &bodies, local)?, tracked))
     }
 
-    /// Returns the leaves of worker 0, with the kinds and devices of this worker's leaves `mine`. The leaves of other
-    /// workers are not sent.
+    /// Returns the leaves of worker 0 on all workers. Their kinds and devices are those of this worker's leaves `mine`.
+    /// Leaves of other workers are not sent.
     ///
     /// # Errors
     /// - [`Failure::Blame`], on every worker: workers make different calls, or a worker has exited, is lost or times
@@ -127,7 +126,7 @@ impl GroupCall<'_> {
         Ok(beside)
     }
 
-    /// Exchanges openings with all workers, in the first round of the call.
+    /// Exchanges the openings of all workers, in the first round of the call.
     ///
     /// # Errors
     /// Returns a [`Failure`] if the round fails, or if an opening is malformed.
@@ -165,8 +164,8 @@ impl GroupCall<'_> {
         bodies.into_iter().enumerate().map(opening).collect()
     }
 
-    /// Returns the leaves of all replicas, decoded from openings, all of which must contain them. This worker's own
-    /// leaves are `local`.
+    /// Returns the leaves of all replicas, decoded from openings that all contain them. This worker's own leaves are
+    /// `local`, which need no decoding.
     ///
     /// # Errors
     /// Returns a [`Failure`] if another worker's leaves cannot be decoded, or are more or fewer than the local ones.
@@ -199,8 +198,8 @@ impl GroupCall<'_> {
         Ok(all)
     }
 
-    /// Reduces leaves by ranges: each worker folds a range of the dense leaves. Other leaves are sent completely to all
-    /// workers. `dense` contains, for each leaf, whether it is dense on all workers.
+    /// Reduces leaves by ranges: each worker reduces a range of the dense leaves. All other leaves are sent completely
+    /// to all workers. `dense` contains, for each leaf, whether it is dense on all workers.
     ///
     /// # Errors
     /// Returns a [`Failure`] if a round fails, if leaves cannot be combined, or if a message is malformed.
@@ -303,7 +302,7 @@ impl GroupCall<'_> {
     }
 }
 
-/// Returns the leaves of this worker on whose devices the leaves of another worker's contribution `part` are placed.
+/// Returns the local leaves whose devices are used for contribution `part` of another worker.
 fn nearest<'a>(local: &[&'a [Leaf]], part: usize) -> &'a [Leaf] {
     local.get(part).or(local.first()).copied().unwrap_or_default()
 }
@@ -313,7 +312,7 @@ fn next_leaf(leaves: &mut impl Iterator<Item = Leaf>) -> Result<Leaf, Failure> {
     leaves.next().ok_or_else(|| Failure::Record("fewer leaves than the call has".into()))
 }
 
-/// Returns an error if there are more leaves than the call contains.
+/// Returns an error if another worker has sent more leaves than the call contains.
 fn require_end(mut leaves: impl Iterator<Item = Leaf>) -> Result<(), Failure> {
     match leaves.next() {
         None => Ok(()),
@@ -328,11 +327,11 @@ struct Pack {
     pub dtype: DType,
     /// The total number of elements of the leaves.
     pub len: usize,
-    /// Whether each worker first sums the leaves of its replicas. Replicas are summed in the order of a balanced binary
-    /// tree over their ids, in which each worker's replicas are a subtree if their number is a power of two. A sum of
-    /// integers may wrap, so a mean of integers is not computed from such sums.
+    /// Whether each worker first sums the leaves of its own replicas. Replicas are summed in the order of a balanced
+    /// binary tree over their ids, in which each worker's replicas are a subtree if their number is a power of two. A
+    /// mean of integers is never computed in this way, because a worker's sum may wrap.
     is_branch: bool,
-    /// The dtype of a worker's contribution. Partial sums have the dtype in which they are computed.
+    /// The dtype of a worker's contribution. A partial sum has the dtype in which it is computed.
     sent: DType,
 }
 
@@ -360,8 +359,8 @@ impl Pack {
         Ok(packs)
     }
 
-    /// Returns the contribution of this worker: the leaves of its replicas, or their sum if computing it first does not
-    /// change the result.
+    /// Returns the contributions of this worker: the leaves of its replicas, or only their sum if that does not change
+    /// the result.
     fn contributions(&self, local: &[&[Leaf]], folder: &impl Folder) -> Result<Vec<HostTensor>, Failure> {
         if self.is_branch {
             let sum = |leaf: &usize| {
@@ -376,7 +375,7 @@ impl Pack {
         Ok(local.iter().map(of).collect::<Result<_, _>>()?)
     }
 
-    /// Returns the reduction over the contributions of all workers, in the order of workers.
+    /// Returns the reduction over the contributions of all workers, in the order of their ranks.
     fn fold(
         &self,
         op: ReduceOp,
@@ -428,13 +427,13 @@ impl Opening {
     }
 }
 
-/// Returns, for each leaf, whether the flag that `of` selects is set in any worker's opening.
+/// Returns, for each leaf, whether any worker's opening has set the flag that `of` selects.
 fn any(openings: &[Opening], of: impl Fn(&Opening) -> &Vec<bool>) -> Vec<bool> {
     let count = openings.first().map_or(0, |opening| of(opening).len());
     (0..count).map(|leaf| openings.iter().any(|opening| of(opening)[leaf])).collect()
 }
 
-/// Returns the given leaf of each replica.
+/// Returns the leaf with index `leaf` of each replica.
 fn column<'a>(local: &[&'a [Leaf]], leaf: usize) -> Vec<&'a Leaf> {
     local.iter().map(|leaves| &leaves[leaf]).collect()
 }

@@ -1,4 +1,4 @@
-//! Links that are replaced when the group re-forms. Their users then continue with the links of the new world.
+//! Links that are replaced when the group re-forms. Their users continue with the links of the new world.
 
 use distribute_cluster::{Address, World};
 use distribute_net::{Mesh, Message, PartialMessage, PollOutcome, Region, Transport};
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 /// The links of the current world, its workers, and its generation.
 pub(super) struct ReformableLinks {
-    /// The links; `None` while the group re-forms, and of a spare.
+    /// The links; `None` for a spare, and while the group re-forms.
     mesh: RwLock<Option<Mesh>>,
     /// The current world, or the previous one while the group re-forms.
     world: RwLock<(World, Arc<WorkerLocations>)>,
@@ -39,21 +39,21 @@ impl ReformableLinks {
         Self { mesh: RwLock::new(Some(mesh)), world, generation }
     }
 
-    /// Creates the links of a spare, which is in no world yet. `world` is the world that it takes itself to be in, and
-    /// `generation` that of the world which is complete without it.
+    /// Creates the links of a spare, which is in no world yet. `world` is returned as its world until it joins one, and
+    /// `generation` is that of the world that is complete without it.
     pub fn spare(world: World, generation: u64) -> Self {
         let locations = WorkerLocations { positions: Vec::new(), addresses: Vec::new() };
         let world = RwLock::new((world, Arc::new(locations)));
         Self { mesh: RwLock::new(None), world, generation: AtomicU64::new(generation) }
     }
 
-    /// Returns whether this is a spare, which has been in no world yet.
+    /// Returns whether this process is a spare that has been in no world yet.
     pub fn is_spare(&self) -> bool {
         self.locations().positions.is_empty()
     }
 
-    /// Leaves the current world. When this returns, nothing more is received over its links, and this worker no longer
-    /// listens.
+    /// Leaves the current world. After this returns, this worker no longer listens, and receives nothing more over the
+    /// old links.
     pub fn leave(&self) {
         let left = self.mesh.write().unwrap_or_else(PoisonError::into_inner).take();
         left.iter().for_each(Mesh::leave);
@@ -95,13 +95,13 @@ impl ReformableLinks {
         self.mesh().as_ref().map(Mesh::waiting_positions).unwrap_or_default()
     }
 
-    /// Returns whether another world has taken the place of this one: a waiting worker was a member of another world of
-    /// the same or a later generation.
+    /// Returns whether another world has replaced this one: a waiting worker was a member of another world, of the same
+    /// generation or a later one.
     pub fn is_supplanted(&self) -> bool {
         self.mesh().as_ref().is_some_and(Mesh::is_supplanted)
     }
 
-    /// Sets whether the run has finished on all workers, so that the group does not re-form.
+    /// Sets whether the run has finished on all workers. If it has, the group does not re-form.
     pub fn set_finished(&self, finished: bool) {
         self.mesh().iter().for_each(|mesh| mesh.set_finished(finished));
     }

@@ -1,11 +1,12 @@
-//! The state of a round: the messages of its workers, and the decision. This module contains only pure functions and
+//! The state of a round: the messages of the workers, and the decision. This module contains only pure functions and
 //! values, without sockets, threads and clocks.
 //!
-//! Every worker sends every other the call that its replicas make. If all make the same call, the round is done. If a
-//! worker's call differs, or if a worker has exited, is lost or times out, every worker notices this, because all
-//! receive the same messages. Each then sends the statuses of its replicas, and all decide from the same statuses.
-//! Workers may have received different messages only after a deadline or if a worker is lost. In this case, the first
-//! worker that still participates decides, and sends its verdict to the others.
+//! Every worker sends every other the call that its replicas make. If all make the same call, the round is complete. If
+//! a call differs, or if a worker has exited, is lost or times out, every worker notices this, because all receive the
+//! same messages. Each then sends the statuses of its replicas, and all decide from the same statuses.
+//!
+//! Workers may have received different messages only after a deadline, or if a worker is lost. The first worker that
+//! still participates then decides, and sends its verdict to the others.
 
 // - **INV-25** Workers decide before they use each other's data, which may have arrived earlier. It is released
 //   only if the replicas of all workers make the same call. Otherwise all get one blame, including those whose
@@ -18,11 +19,11 @@ use bytes::Bytes;
 use distribute_cluster::{Blame, Corruption, Fingerprint, Presence, ReplicaStatus, World};
 use std::time::Duration;
 
-/// One round of a session, as one worker sees it.
+/// One round of a session, from the point of view of one worker.
 #[derive(Debug)]
 pub struct Round {
     world: World,
-    /// The step to report in errors: the highest that any worker has reported.
+    /// The step to report in errors: the highest one that any worker has reported.
     step: u64,
     /// The statuses of this worker's replicas.
     own: Vec<ReplicaStatus>,
@@ -32,18 +33,18 @@ pub struct Round {
     /// Whether this worker has sent the statuses of its replicas to the other workers.
     explained: bool,
     expired: Option<Duration>,
-    /// The workers from which nothing had been received by the deadline of some worker.
+    /// The workers from which nothing had arrived by the deadline of some worker.
     late: Vec<usize>,
     /// The workers that timed out because of a slow link. If part of a message has arrived, the entry contains the
-    /// number of bytes received so far and the number of bytes of the complete message.
+    /// number of received bytes and the length of the message.
     sending: Vec<(usize, Option<(u64, u64)>)>,
-    /// The worker whose loss another worker has reported, and the reason of the loss.
+    /// A worker whose loss another worker has reported, and the reason for the loss.
     their_loss: Option<(usize, Loss)>,
     /// The verdict of another worker, if that worker decided before this one.
     verdict: Option<Blame>,
 }
 
-/// The known state of another worker.
+/// The state of a worker, as far as this worker knows.
 #[derive(Clone, Debug)]
 enum Peer {
     /// No message has been received from the worker.
@@ -64,19 +65,19 @@ enum Peer {
 /// The next step of a round.
 #[derive(Debug, PartialEq)]
 pub enum Next {
-    /// Wait for the other workers.
+    /// Wait for messages of the other workers.
     Wait,
-    /// Send this content to all other workers, then ask for the next step again.
+    /// Send this content to all other workers, then call [`next`](Round::next) again.
     Send(Content),
-    /// All workers make the same call. The variant contains the data of each worker; this worker's own entry is empty.
+    /// All workers make the same call. The field is the data of each worker, by rank; this worker's own entry is empty.
     Agreed(Vec<Bytes>),
     /// The call does not complete. The reason is the same on all workers.
     Blamed(Blame),
-    /// The call does not complete. The session is over, because a worker that timed out would otherwise take part in
-    /// the others' next call instead of this one.
+    /// The call does not complete, and the session is over. Otherwise a worker that timed out would take part in the
+    /// others' next call instead of this one.
     ///
-    /// Send the reason to all other workers, even if another worker has decided, because some of them may not have
-    /// received its decision.
+    /// Send the reason to all other workers, even if another worker has decided it, because some may not have received
+    /// that decision.
     Over(Blame),
 }
 
@@ -168,13 +169,13 @@ impl Round {
         }
     }
 
-    /// Records that part of a message has arrived from a worker. If that worker then misses the deadline, a slow link
-    /// is reported as the reason. `part` contains the number of received bytes and the total number of bytes.
+    /// Records that part of a message has arrived from a worker. If the worker then misses the deadline, the error
+    /// reports a slow link. `part` is the number of received bytes and the length of the message.
     pub fn note_partial(&mut self, worker: usize, part: (u64, u64)) {
         self.sending.push((worker, Some(part)));
     }
 
-    /// Records that the deadline has passed. The outcome is decided from the messages that have been received, and from
+    /// Records that the deadline has passed. The round is decided from the messages that have arrived, and from
     /// responses that arrive soon.
     pub fn expire(&mut self) {
         self.expired.get_or_insert(self.timeout);
@@ -192,14 +193,14 @@ impl Round {
         self.expired.is_some()
     }
 
-    /// Returns whether the round cannot complete because a worker became unreachable, to this worker or another one,
-    /// before making the call.
+    /// Returns whether the round cannot complete because a worker became unreachable before making the call, to this
+    /// worker or another one.
     pub fn has_lost(&self) -> bool {
         self.their_loss.is_some() || self.lost().is_some()
     }
 
     /// Returns the first worker that became unreachable before making this call, and the reason; `None` if there is
-    /// none. Workers that left gracefully come after all others, because another loss may be why they left.
+    /// none. A worker that left gracefully comes after all others, because it may have left because of another loss.
     fn lost(&self) -> Option<(usize, &Loss)> {
         let own = self.call().map(Fingerprint::digest);
         let lost = self.peers.iter().enumerate().filter_map(|(worker, peer)| match peer {
@@ -211,9 +212,9 @@ impl Round {
         lost.min_by_key(|(_, reason)| reason.is_graceful())
     }
 
-    /// Returns whether this worker is the one that decides if workers may have received different messages. This is the
-    /// first worker that still participates and that made the call before the deadline. A worker that has aborted the
-    /// call does not count, because it may have finished the round already.
+    /// Returns whether this worker decides if workers may have received different messages. The first worker decides
+    /// that still participates and has made the call before the deadline. A worker that has aborted the call does not
+    /// count, because it may have finished the round already.
     pub fn decides(&self) -> bool {
         let takes_part = |statuses: &[ReplicaStatus]| !statuses.iter().all(ReplicaStatus::is_gone);
         let present = |peer: &Peer| match peer {
@@ -227,7 +228,7 @@ impl Round {
         first.is_some_and(|(worker, _)| worker == self.world.worker())
     }
 
-    /// Returns the next step. If `last` is `true`, the worker does not wait any longer.
+    /// Returns the next step. If `last` is `true`, this worker no longer waits.
     pub fn next(&mut self, last: bool) -> Next {
         if let Some(blame) = self.verdict.take() {
             return Next::Over(blame);
@@ -269,7 +270,7 @@ impl Round {
         if self.expired.is_some() || lost { Next::Over(blame) } else { Next::Blamed(blame) }
     }
 
-    /// Determines the reason why the call does not complete from the messages that this worker has received.
+    /// Determines why the call does not complete, from the messages that this worker has received.
     fn decide_blame(&self) -> Blame {
         let call = self.own.iter().find_map(ReplicaStatus::call).cloned();
         if let (Some((worker, reason)), Some(call)) = (self.lost(), &call) {
@@ -304,7 +305,7 @@ impl Round {
         })
     }
 
-    /// Returns the blame of a loss.
+    /// Returns the blame for a lost worker.
     fn blame_loss(&self, worker: usize, loss: &Loss, call: &Fingerprint) -> Blame {
         match loss {
             Loss::Link(reason) => {
@@ -317,7 +318,7 @@ impl Round {
         }
     }
 
-    /// Returns the status of a replica of a worker that has not made the call.
+    /// Returns the assumed status of a replica whose worker has not made the call.
     fn absent(&self, worker: usize, replica: usize) -> ReplicaStatus {
         let part = self.sending.iter().find_map(|(sending, part)| (*sending == worker).then_some(*part));
         let presence = part.map_or(Presence::Running, |part| Presence::Sending { part });
@@ -325,7 +326,7 @@ impl Round {
     }
 }
 
-/// Returns the replicas of the sender and of the receiver of changed data.
+/// Returns the replicas of the sender and of the receiver of corrupted data.
 pub(super) fn culprits(world: World, corruption: &Corruption) -> Vec<usize> {
     let workers = [corruption.sender, corruption.receiver];
     let workers = workers.into_iter().filter(|worker| *worker < world.workers());

@@ -1,5 +1,5 @@
-//! The schedule of a sum in [`Order::Fast`](super::Order::Fast): the elements that each worker sends to another one in
-//! each round. The schedule is a pure function of sizes.
+//! The schedule of a sum in [`Order::Fast`](super::Order::Fast): the elements that each worker sends to which other one
+//! in each round. It is a pure function of the algorithm and of sizes.
 
 use super::Algorithm;
 use distribute_tensor::partition::chunk;
@@ -8,8 +8,8 @@ use std::ops::Range;
 /// The granularity of ranges in elements: ranges begin at multiples of it, so that no two ranges share a cache line.
 pub(super) const GRAIN: usize = 64;
 
-/// The schedule of one worker in a sum. Every worker has the same number of reduce rounds and the same number of gather
-/// rounds.
+/// The schedule of one worker in a sum. All workers have the same number of reduce rounds, and the same number of
+/// gather rounds.
 #[derive(Debug)]
 pub(super) struct Schedule {
     /// The rounds in which received elements are added to this worker's own elements.
@@ -20,7 +20,7 @@ pub(super) struct Schedule {
     pub gather: Vec<Exchange>,
 }
 
-/// A worker's part in one round. The sent elements have the values that they had before the round.
+/// A worker's transfers in one round. The sent elements have the values that they had before the round.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Exchange {
     pub send: Option<Transfer>,
@@ -54,13 +54,13 @@ impl Exchange {
         Self { send: None, receive: Some(Transfer { peer, range }) }
     }
 
-    /// Returns the exchange in the opposite direction, which returns a sum to the workers that contributed to it.
+    /// Returns the exchange in the opposite direction, which sends a sum back to the workers that contributed to it.
     fn reversed(&self) -> Self {
         Self { send: self.receive.clone(), receive: self.send.clone() }
     }
 }
 
-/// Returns the range, out of `len` elements, that a worker folds.
+/// Returns the range of `len` elements that a worker sums.
 pub(super) fn range(len: usize, workers: usize, worker: usize) -> Range<usize> {
     chunk(len, workers, GRAIN, worker)
 }
@@ -71,8 +71,8 @@ fn halves(range: &Range<usize>) -> [Range<usize>; 2] {
     [range.start..middle, middle..range.end]
 }
 
-/// Returns the ring schedule. Every range is passed around the ring once while it is summed, and its sum is passed
-/// around again.
+/// Returns the ring schedule. Every range travels once around the ring while it is summed, and its sum travels around
+/// again.
 fn ring(len: usize, workers: usize, me: usize) -> Schedule {
     let (next, previous) = ((me + 1) % workers, (me + workers - 1) % workers);
     let part = |at: usize| range(len, workers, at % workers);
@@ -89,8 +89,8 @@ fn ring(len: usize, workers: usize, me: usize) -> Schedule {
 }
 
 /// Returns the schedule of halving and doubling. In each round, two workers exchange halves of the ranges that they
-/// have, so that the ranges become smaller. Workers beyond the largest power of two send their vectors to a worker
-/// below it, and receive the sum from that worker. The sums return in the opposite direction.
+/// have, so that the ranges become smaller. The sums return in the opposite direction. Workers beyond the largest power
+/// of two send their vectors to another worker first, and receive the sum from it at the end.
 fn halving_doubling(len: usize, workers: usize, me: usize) -> Schedule {
     let core = if workers.is_power_of_two() { workers } else { workers.next_power_of_two() / 2 };
     let extra = workers - core;

@@ -1,4 +1,4 @@
-//! The messages between workers in one step or between steps.
+//! [`Session`]: the calls of all workers in one step, or between steps.
 
 // - INV-31: `abort_call`, which `GroupCall`, `Strategy::abort_peers_on_err` and `merge_call` use. Tests:
 //   `collective/tests/it/group.rs`, `collective/tests/it/worlds.rs`, `clusters/multi_worker/faults.rs`.
@@ -17,36 +17,36 @@ use distribute_net::PartialMessage;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The messages of one step, or of all calls between steps, separate from the messages of all other steps.
+/// The calls of all workers in one step, or between steps. Its messages are separate from those of all other sessions.
 ///
-/// A session is used by one thread at a time: the thread that makes the calls on behalf of all replicas of its worker.
-/// A [`Protocol`] decides the next action.
+/// One thread at a time uses a session: the thread that makes the calls on behalf of all replicas of its worker. A
+/// [`Protocol`] decides the next action.
 #[derive(Debug)]
 pub struct Session {
     group: Group,
     world: World,
     step: AtomicU64,
     state: Mutex<State>,
-    /// The tasks and addresses of the workers of this world, for errors.
+    /// The tasks and addresses of the workers of this session's world, for errors.
     directory: WorkerDirectory,
     /// The receiver of vectors that are sent before their call.
     early_receiver: EarlyReceiver,
 }
 
-/// The reason for which a worker that sends no checksums is lost to one that requires them.
+/// The reason for the loss of a worker that sends no checksums to one that requires them.
 pub(super) const WITHOUT_CHECKSUMS: &str = "its messages have no checksums, which this worker requires: set the same \
                                             checksums on all workers (DISTRIBUTE_CHECKSUMS)";
 
 #[derive(Debug)]
 struct State {
     protocol: Protocol,
-    /// The record of the latest call, which may have further rounds.
+    /// The record of the latest call, which may have more rounds.
     call: Option<Ticket>,
 }
 
 impl Group {
-    /// Opens the next session with this name. It is the same session on all workers that have opened this name the same
-    /// number of times. `step` is the step to report in errors.
+    /// Opens the next session with this name. Workers that have opened the name the same number of times open the same
+    /// session. `step` is the step to report in errors.
     pub fn open(&self, name: &str, step: u64) -> Session {
         self.open_at(name, self.next_number(name), step)
     }
@@ -56,8 +56,8 @@ impl Group {
         self.inbox.next_number(fnv1a(name.bytes()))
     }
 
-    /// Opens the session with this name and `number`. All workers must have agreed on the number. No previous session
-    /// with this name may have this number or a later one.
+    /// Opens the session with this name and `number`, on which all workers must have agreed. No session with this name
+    /// and the same or a later number may have been opened before.
     pub fn open_at(&self, name: &str, number: u64, step: u64) -> Session {
         Session::new(self.clone(), self.inbox.open_at(fnv1a(name.bytes()), number), step)
     }
@@ -85,8 +85,7 @@ impl Session {
         &self.group
     }
 
-    /// Returns a sender of vectors for the next call of all replicas of all workers. If that call fails, the vectors
-    /// are dropped.
+    /// Returns a sender of vectors for the next call of this session. If that call fails, the vectors are dropped.
     pub fn early_send(&self) -> EarlySend {
         let protocol = &lock(&self.state).protocol;
         EarlySend::new(self.group.clone(), protocol.session(), protocol.rounds())
@@ -96,13 +95,14 @@ impl Session {
         &self.early_receiver
     }
 
-    /// Sets the current step, for a session that lasts longer than one step.
+    /// Sets the current step of a session that lasts longer than one step.
     pub fn set_step(&self, step: u64) {
         self.step.store(step, Ordering::Relaxed);
     }
 
-    /// Sends the call of this worker's replicas, with its data, to every other worker. Returns the data that each
-    /// worker sent to this one, if all replicas of all workers make the same call. The entry of this worker is empty.
+    /// Sends the call of this worker's replicas, with its data, to every other worker. If all replicas of all workers
+    /// make the same call, returns the data that each worker sent to this one, by rank. The entry of this worker is
+    /// empty.
     ///
     /// # Errors
     /// Returns the same [`Blame`] on every worker if the calls differ, or if a worker has exited, is lost, or does not
@@ -117,7 +117,7 @@ impl Session {
         self.call(false, statuses, body, timeout)
     }
 
-    /// Exchanges data like [`all_to_all`](Self::all_to_all), in a further round of the same call.
+    /// Equivalent to [`all_to_all`](Self::all_to_all), but as another round of the same call.
     ///
     /// # Errors
     /// Returns the errors of [`all_to_all`](Self::all_to_all).
@@ -130,7 +130,7 @@ impl Session {
         self.call(true, statuses, body, timeout)
     }
 
-    /// Executes a round of a call, and records it. If the round fails, logs this worker's last calls.
+    /// Executes and records a round of a call. If the round fails, logs this worker's latest calls.
     fn call(
         &self,
         continues: bool,
@@ -158,8 +158,8 @@ impl Session {
         made
     }
 
-    /// Executes the current round until it is decided, and returns its outcome. Sets `last` to the worker whose frame
-    /// arrived last, if this worker waited for it.
+    /// Executes the current round until it is decided, and returns its outcome. If this worker waited for frames, sets
+    /// `last` to the worker whose frame arrived last.
     fn round(
         &self,
         protocol: &mut Protocol,
@@ -199,8 +199,8 @@ impl Session {
     }
 
     /// Aborts the next call of the other workers, because this worker has failed outside a call. The other workers get
-    /// a [`Blame`] that names this worker's replicas. After that, all workers can make the call. `statuses` contains
-    /// the statuses of this worker's replicas.
+    /// a [`Blame`] that names this worker's replicas. Afterwards all workers can make calls again. `statuses` are those
+    /// of this worker's replicas.
     ///
     /// The other workers get the error when they make their call, and this worker does not wait for them, unless it has
     /// also aborted the previous calls. In that case, it waits for at most `timeout`. If the session is already over,
@@ -220,7 +220,7 @@ impl Session {
         lock(&self.state).protocol.aborted_calls()
     }
 
-    /// Ends the session on all workers because of `blame`, and logs this worker's last calls. Has no effect if the
+    /// Ends the session on all workers because of `blame`, and logs this worker's latest calls. Has no effect if the
     /// session is already over. Returns the blame with which the session has ended, which may come from another worker.
     pub fn abort(&self, blame: Arc<Blame>) -> Arc<Blame> {
         let mut state = lock(&self.state);
@@ -243,19 +243,20 @@ impl Session {
         lock(&self.state).protocol.over().is_some()
     }
 
-    /// Reports to the others that all replicas of this worker have returned, so that no worker waits for them.
+    /// Reports to the others that the closures of all replicas of this worker have returned, so that no worker waits
+    /// for them.
     pub fn leave(&self, statuses: Vec<ReplicaStatus>) {
         let left = lock(&self.state).protocol.leave(statuses);
         self.send_to_others(&left);
     }
 
-    /// Waits until the replicas of all other workers have left, for at most `timeout`. Call this after the replicas of
-    /// this worker have returned and [left](Self::leave).
+    /// Waits at most `timeout` until the replicas of all other workers have left. Call this after the replicas of this
+    /// worker have returned and [left](Self::leave).
     ///
     /// # Errors
     /// Returns the same [`Blame`] as on the other workers if they wait in a call that the replicas of this worker have
-    /// skipped. A worker that timed out or was lost is not an error here, because this worker has completed its part.
-    /// The error of its next call names the lost worker.
+    /// skipped. If a worker timed out or was lost, this returns `Ok`, because this worker has completed its part. The
+    /// error of its next call names the lost worker.
     pub fn await_leave(&self, timeout: Duration) -> Result<(), Arc<Blame>> {
         let mut state = lock(&self.state);
         let protocol = &mut state.protocol;
@@ -283,7 +284,7 @@ impl Session {
         made
     }
 
-    /// Returns the blame with the locations of the blamed workers, if these are known.
+    /// Adds the tasks and addresses of the blamed workers to a blame, if they are known.
     fn with_locations(&self, blame: Arc<Blame>) -> Arc<Blame> {
         if !self.directory.is_known() {
             return blame;
@@ -323,8 +324,8 @@ impl Session {
         }
     }
 
-    /// Records that the deadline has passed. Silent workers from which a part of a message has arrived have timed out
-    /// because of a slow link, which is recorded as well.
+    /// Records that the deadline has passed. Also records which silent workers have sent part of a message, because
+    /// these have timed out because of a slow link.
     fn expire(&self, protocol: &mut Protocol) {
         for worker in protocol.silent().collect::<Vec<_>>() {
             if let Some(PartialMessage { received, length }) = self.group.transport.partial_message(worker) {

@@ -1,4 +1,4 @@
-//! Vectors of numbers whose lengths are known to all workers. They are exchanged completely, or summed.
+//! Exchanging and summing vectors of numbers, whose lengths all workers know.
 //!
 //! Unlike leaves, vectors are sent without a header and without being copied, and are summed in the memory in which
 //! they arrive.
@@ -11,8 +11,8 @@ use crate::Failure;
 use bytes::Bytes;
 
 impl GroupCall<'_> {
-    /// Returns the bytes `mine` of all workers, sorted by worker. `expected` returns the number of bytes that each
-    /// worker must send. Errors use `what` as the name of the data.
+    /// Exchanges bytes between all workers. Returns `mine` of each worker, by rank. `expected` returns the number of
+    /// bytes that a worker must send. `what` names the data in errors.
     ///
     /// # Errors
     /// - [`Failure::Blame`], on every worker: workers make different calls, or a worker has exited, is lost or times
@@ -28,8 +28,8 @@ impl GroupCall<'_> {
         self.insert_own(all, mine, expected)
     }
 
-    /// Returns the bytes of all workers on worker `to`, as [`all_gather_sized`](Self::all_gather_sized) does on all
-    /// workers; returns `None` on the other workers.
+    /// Sends the bytes of all workers to worker `to`, which gets the result of
+    /// [`all_gather_sized`](Self::all_gather_sized). Returns `None` on the other workers.
     ///
     /// # Errors
     /// Returns the errors of [`all_gather_sized`](Self::all_gather_sized).
@@ -44,7 +44,8 @@ impl GroupCall<'_> {
         (self.world().worker() == to).then(|| self.insert_own(all, mine, expected)).transpose()
     }
 
-    /// Returns the bytes of all workers, including this one, if their sizes are those that `expected` returns.
+    /// Adds this worker's own bytes to the received ones, and checks that all lengths are those that `expected`
+    /// returns.
     fn insert_own(
         &self,
         mut all: Vec<Bytes>,
@@ -60,11 +61,13 @@ impl GroupCall<'_> {
         Ok(all)
     }
 
-    /// Receives the vectors that were sent to this worker before this call. `call` must be the
-    /// [`EarlySend::call`](super::EarlySend::call) of the senders. Returns, for each worker including this one, [this
-    /// worker's range](early_range) of each of that worker's vectors. Vectors come in sets of equal lengths: `sets`
-    /// returns the number of sets of a worker, and `mine` contains those of this worker. Call this after all workers
-    /// have agreed on the call made after sending, or on a later one.
+    /// Takes the vectors that workers have sent before this call. `call` must be the
+    /// [`EarlySend::call`](super::EarlySend::call) of the senders. Call this after all workers have agreed on the call
+    /// that follows the sending, or on a later one.
+    ///
+    /// Returns, for each worker including this one, [this worker's range](early_range) of each of that worker's
+    /// vectors. Vectors come in sets of equal lengths: `sets` returns the number of sets of a worker, and `mine`
+    /// contains those of this worker.
     ///
     /// # Errors
     /// - [`Failure::Record`]: a vector is missing or has a different length.
@@ -86,7 +89,7 @@ impl GroupCall<'_> {
         Ok(all)
     }
 
-    /// Receives the pieces of vectors that were sent to this worker before this call. `call` must be the
+    /// Takes the pieces of vectors that workers have sent before this call. `call` must be the
     /// [`EarlySend::call`](super::EarlySend::call) of the senders. Returns the pieces of every other worker:
     /// `sets(worker)` sets of pieces of the given sizes. The entry of this worker is empty.
     ///
@@ -121,7 +124,7 @@ impl GroupCall<'_> {
     }
 
     /// Sends each worker its range of the vectors `mine`, in one round. Returns the ranges that all workers have sent
-    /// to this one, as [`receive_early_ranges`](Self::receive_early_ranges) does.
+    /// to this one, like [`receive_early_ranges`](Self::receive_early_ranges).
     ///
     /// # Errors
     /// - [`Failure::Blame`], on every worker: workers make different calls, or a worker has exited, is lost or times
@@ -140,9 +143,9 @@ impl GroupCall<'_> {
         self.receive_early_ranges(call, mine, sets)
     }
 
-    /// Sends every other worker the pieces `piece(worker, number)`, one for each of `sizes` in each of this worker's
-    /// sets, in one round. Returns the pieces that the other workers have sent, of the same sizes, as
-    /// [`receive_early`](Self::receive_early) does.
+    /// Sends `piece(worker, number)` to every other worker, with a number for each of `sizes` in each of this worker's
+    /// sets, in one round. Returns the pieces that the other workers have sent, of the same sizes, like
+    /// [`receive_early`](Self::receive_early).
     ///
     /// # Errors
     /// Returns the errors of [`all_to_all_ranges`](Self::all_to_all_ranges).
@@ -158,7 +161,7 @@ impl GroupCall<'_> {
     }
 
     /// Sends pieces, and waits until those of the other workers have arrived. Returns the `call` with which
-    /// [`receive_early`](Self::receive_early) finds them.
+    /// [`receive_early`](Self::receive_early) takes them.
     fn send_pieces(
         &mut self,
         what: &str,
@@ -178,9 +181,9 @@ impl GroupCall<'_> {
     /// workers. Each worker must contribute the same number of vectors, all of the same length. `weights` must contain
     /// a weight for every vector of every worker.
     ///
-    /// Returns the sum as consecutive pieces. All workers get the same bits, whatever the options are. The default
-    /// options produce the one order of sums, by a reduce-scatter and an all-gather: each worker receives its range of
-    /// all vectors, folds it, and sends the sum to all.
+    /// Returns the sum as consecutive pieces. With any options, all workers get the same bits. The default options
+    /// produce the one order of sums, by a reduce-scatter and an all-gather: each worker receives its range of all
+    /// vectors, sums it, and sends the sum to all.
     ///
     /// ```
     /// # use distribute_cluster::{Fingerprint, Operation, ReplicaStatus};

@@ -8,23 +8,23 @@ use distribute_net::Number;
 use distribute_tensor::Wire;
 use distribute_tensor::kernel::{Scale, fold, fold_scaled};
 
-/// The number of elements that are converted at a time, so that they stay in the L1 cache until they are added.
+/// The number of elements to convert at a time. They stay in the L1 cache until they are added.
 const BLOCK: usize = 1024;
 
-/// A type of numbers that can be sent in half precision: `f32` or `f64`.
+/// A number type that can be sent in half precision: `f32` or `f64`.
 pub trait Real: Scale + Pod + PartialEq {
     /// The number 1.
     const ONE: Self;
 
-    /// The type of the number for a library that computes sums.
+    /// The number type in calls of a library that computes sums.
     const NUMBER: Number;
 
-    /// Returns the numbers as `f32`, such that rounding them to the nearest half gives the same result as rounding the
-    /// original numbers. `block` is a buffer for numbers that are not already `f32`.
+    /// Returns `numbers` as `f32`. Rounding the result to the nearest half-precision number gives the same value as
+    /// rounding the original number. `block` is a buffer for conversions from other types.
     #[doc(hidden)]
     fn narrowed<'a>(numbers: &'a [Self], block: &'a mut [f32]) -> &'a [f32];
 
-    /// Fills `numbers` with the `f32` values that `fill` writes. `block` is a buffer for numbers that are not `f32`.
+    /// Fills `numbers` with the `f32` values that `fill` writes. `block` is a buffer for conversions to other types.
     #[doc(hidden)]
     fn widen(numbers: &mut [Self], block: &mut [f32], fill: impl FnOnce(&mut [f32]));
 }
@@ -60,7 +60,7 @@ impl Real for f64 {
 }
 
 /// Rounds to odd: rounds towards zero, and sets the last bit if that changed the number. Rounding to the nearest `f32`
-/// instead might create a tie between two halves.
+/// instead might create a tie between two half-precision numbers.
 #[inline(always)]
 fn to_odd(number: f64) -> f32 {
     let near = number as f32;
@@ -68,10 +68,10 @@ fn to_odd(number: f64) -> f32 {
     f32::from_bits(bits | u32::from(f64::from(near) != number))
 }
 
-/// The encoding of vectors of `F`: unchanged, or converted to halves.
+/// The encoding of vectors of `F` on the wire: unchanged, or in half precision.
 pub(super) struct Coding<F>(Option<Conversion<F>>);
 
-/// The conversion of numbers to halves and back. Both slices must have the same number of elements.
+/// The conversion of numbers to half precision and back. Both slices must have the same number of elements.
 struct Conversion<F> {
     wire: Wire,
     encode: fn(Wire, &[F], &mut [u8]),
@@ -79,12 +79,12 @@ struct Conversion<F> {
 }
 
 impl<F: Scale + Pod> Coding<F> {
-    /// Returns the size in bytes of a number when it is sent.
+    /// Returns the size in bytes of a number on the wire.
     pub(super) fn width(&self) -> usize {
         if self.0.is_some() { size_of::<u16>() } else { size_of::<F>() }
     }
 
-    /// Returns a vector in the form in which it is sent.
+    /// Encodes a vector for the wire.
     pub(super) fn encode(&self, vector: Bytes, buffers: &Buffers) -> Bytes {
         let Some(half) = &self.0 else { return vector };
         let numbers = numbers::<F>(&vector);
@@ -93,9 +93,9 @@ impl<F: Scale + Pod> Coding<F> {
         halves.freeze()
     }
 
-    /// Returns the sum of the received vectors, each multiplied by its weight, in the form in which the sum is sent.
-    /// The vectors are added in the order of `Order::Exact`. Halves are added block by block, so that no memory is
-    /// needed for all of them as full numbers.
+    /// Returns the sum of the received vectors, each multiplied by its weight, encoded for the wire. The vectors are
+    /// added in the order of `Order::Exact`. Halves are added block by block, so that full numbers of all vectors are
+    /// never in memory at once.
     pub(super) fn fold(&self, received: &[Bytes], weights: &[F], buffers: &Buffers) -> Bytes {
         let mut sum = buffers.take(received.first().map_or(0, Bytes::len));
         let Some(half) = &self.0 else {
@@ -117,7 +117,7 @@ impl<F: Scale + Pod> Coding<F> {
         sum.freeze()
     }
 
-    /// Writes the sum of this worker's vector and a received one to `sum`.
+    /// Writes the sum of this worker's vector and a received, encoded vector to `sum`.
     pub(super) fn add(&self, mine: &[u8], received: &[u8], sum: &mut [F]) {
         let mine = numbers::<F>(mine);
         let Some(half) = &self.0 else {
@@ -132,7 +132,7 @@ impl<F: Scale + Pod> Coding<F> {
         }
     }
 
-    /// Returns the received bytes as a vector.
+    /// Decodes a received vector.
     pub(super) fn decode_bytes(&self, received: Bytes, buffers: &Buffers) -> Bytes {
         let Some(half) = &self.0 else { return received };
         let mut vector = buffers.take(received.len() / size_of::<u16>() * size_of::<F>());

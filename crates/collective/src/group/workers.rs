@@ -1,4 +1,4 @@
-//! The processes of a world, seen by one of them.
+//! [`Group`]: the processes of a world, from the point of view of one of them.
 
 use super::checksums::{BodySums, Checksums};
 use super::native_transport::NativeSumTransport;
@@ -10,25 +10,25 @@ use distribute_net::{JoinError, KnownWorkers, LEFT, Message, NativeSum, Rendezvo
 use std::io;
 use std::sync::Arc;
 
-/// The processes of a world, as seen by one of them.
+/// The processes of a world, from the point of view of one of them.
 #[derive(Clone, Debug)]
 pub struct Group {
-    /// The world at the start, which is also the current world if the group cannot re-form.
+    /// The world at the start, which remains the current one if the group cannot re-form.
     initial_world: World,
     pub(super) transport: Arc<dyn Transport>,
     pub(super) inbox: Inbox,
     pub(super) recorder: Arc<Recorder>,
     pub(super) buffers: Buffers,
-    /// The transport, if the group can re-form.
+    /// The links, if the group can re-form.
     reformable: Option<Arc<ReformableLinks>>,
     /// The tasks of the cluster, as errors name them.
     tasks: Arc<[Task]>,
-    /// The links on which messages have checksums, if that has been set.
+    /// The links on which messages have checksums, if the program has set this.
     checksums: Option<Checksums>,
 }
 
-/// The tasks and addresses of the workers of one world, which are kept after the group has re-formed; `None` if they
-/// are unknown.
+/// The tasks and addresses of the workers of one world, which remain after the group has re-formed. `None` if they are
+/// unknown.
 #[derive(Clone, Debug, Default)]
 pub(super) struct WorkerDirectory(Option<(Arc<WorkerLocations>, Arc<[Task]>)>);
 
@@ -45,8 +45,8 @@ impl WorkerDirectory {
 }
 
 impl Group {
-    /// Waits until all workers of `world` have joined, or [a quorum](Rendezvous::quorum) of them, and returns their
-    /// group. With a quorum, [`world`](Self::world) is the world of the workers that joined.
+    /// Waits until all workers of `world`, or [a quorum](Rendezvous::quorum) of them, have joined, and returns their
+    /// group. [`world`](Self::world) then returns the world of the workers that have joined.
     ///
     /// # Errors
     /// Returns the errors of [`Rendezvous::join`]. The error at the deadline names the missing workers.
@@ -57,8 +57,8 @@ impl Group {
     }
 
     /// Creates the group of a spare, which is in no world until it [joins one](Self::rejoin). `cluster` is the world of
-    /// all workers and spares of the cluster. `world` is the world that the spare takes itself to be in, and
-    /// `generation` that of the world which is complete without it.
+    /// all workers and spares of the cluster. Until then, `world` is returned as the spare's world. `generation` is
+    /// that of the world that is complete without the spare.
     pub fn spare(cluster: World, world: World, generation: u64) -> Self {
         let inbox = Inbox::new(cluster.workers());
         let links = Arc::new(ReformableLinks::spare(world, generation));
@@ -71,8 +71,8 @@ impl Group {
     }
 
     /// Leaves the world, in which a worker was lost or timed out, and waits until all workers of the next world have
-    /// joined: the remaining workers, and replacements for the others. Everything that refers to this group continues
-    /// with the new links; the sessions of the group are over.
+    /// joined: the remaining workers, and replacements for the others. Everything that refers to this group then uses
+    /// the new links. The sessions of the group are over.
     ///
     /// # Errors
     /// Returns the errors of [`Rendezvous::join`], and [`JoinError::System`] if the group cannot re-form. After an
@@ -94,14 +94,14 @@ impl Group {
         Ok(())
     }
 
-    /// Returns the generation of the world. It is 1 in the first world, and incremented each time the group re-forms.
-    /// On a spare, it is the generation of the world that is complete without it.
+    /// Returns the generation of the world. It is 1 in the first world, and incremented each time the group re-forms. A
+    /// spare returns the generation of the world that is complete without it.
     pub fn generation(&self) -> u64 {
         self.reformable.as_ref().map_or(1, |links| links.generation())
     }
 
-    /// Sets whether the run has finished on all workers, so that the group does not re-form. A worker that arrives
-    /// later to replace a lost one is then rejected with this reason.
+    /// Sets whether the run has finished on all workers. If it has, the group does not re-form, and workers that
+    /// replace lost ones are rejected with this reason.
     pub fn set_finished(&self, finished: bool) {
         self.reformable.iter().for_each(|links| links.set_finished(finished));
     }
@@ -121,14 +121,14 @@ impl Group {
         self
     }
 
-    /// Sets the links on which messages have checksums; [`Checksums::Auto`] by default. It must be the same on all
-    /// workers: with [`Checksums::Always`], a worker without checksums is lost.
+    /// Sets the links on which messages have checksums; [`Checksums::Auto`] by default. The setting must be the same on
+    /// all workers: with [`Checksums::Always`], workers that send no checksums are treated as lost.
     pub fn checksums(mut self, checksums: Checksums) -> Self {
         self.checksums = Some(checksums);
         self
     }
 
-    /// Acts like [`checksums`](Self::checksums), unless that has been called.
+    /// Equivalent to [`checksums`](Self::checksums), but has no effect if that was called before.
     pub fn default_checksums(mut self, checksums: Checksums) -> Self {
         self.checksums.get_or_insert(checksums);
         self
@@ -143,7 +143,7 @@ impl Group {
         }
     }
 
-    /// Returns whether messages of all workers must have checksums.
+    /// Returns whether the messages of all workers must have checksums.
     pub(super) fn requires_checksums(&self) -> bool {
         self.checksums == Some(Checksums::Always)
     }
@@ -159,9 +159,9 @@ impl Group {
         WorkerDirectory(links.map(|links| (links.locations(), self.tasks.clone())))
     }
 
-    /// Sets a library that computes sums in [`Order::Fast`](super::Order::Fast), such as NCCL, which has been set up
-    /// for these workers in addition to their links. All workers must use it, or none. After the group has re-formed,
-    /// the library is no longer used, because it was set up for the previous workers.
+    /// Adds a library that computes sums in [`Order::Fast`](super::Order::Fast), such as NCCL, and that was set up for
+    /// these workers. All workers must use it, or none. After the group has re-formed, the library is no longer used,
+    /// because it connects the previous workers.
     pub fn with_native_sum(mut self, library: Arc<dyn NativeSum>) -> Self {
         self.transport = Arc::new(NativeSumTransport::new(self.transport, library, self.reformable.as_ref()));
         self
@@ -190,9 +190,9 @@ impl Group {
         waiting.saturating_sub(self.waiting())
     }
 
-    /// Returns the workers that this one knows when the group re-forms, by their cluster positions: the workers of the
-    /// current world whose ranks are not in `leaving`, and waiting workers. A worker that has left to re-form the group
-    /// is there. If `present` is `true`, lost workers are left out. The result is empty if the group cannot re-form.
+    /// Returns the workers to consider when the group re-forms, by their cluster positions: the workers of the current
+    /// world whose ranks are not in `leaving`, and waiting workers. A worker that has left to re-form the group counts
+    /// as present. If `present` is `true`, lost workers are omitted. The result is empty if the group cannot re-form.
     pub fn known_workers(&self, present: bool, leaving: &[usize]) -> KnownWorkers {
         let Some(links) = &self.reformable else { return KnownWorkers::default() };
         let mut known = KnownWorkers {
@@ -215,9 +215,9 @@ impl Group {
         known
     }
 
-    /// Returns whether another world has taken the place of this one: a waiting worker was a member of another world of
-    /// the same or a later generation. This happens if the leader had just started when it formed this world, and did
-    /// not know of the other one.
+    /// Returns whether another world has replaced this one: a waiting worker was a member of another world, of the same
+    /// generation or a later one. This happens if the leader had just started when it formed this world, and did not
+    /// know of the other one.
     pub fn is_supplanted(&self) -> bool {
         self.reformable.as_ref().is_some_and(|links| links.is_supplanted())
     }
@@ -227,7 +227,7 @@ impl Group {
         &self.buffers
     }
 
-    /// Sends a frame to a worker. `sums` has the checksum of a body that was sent just before, to another worker.
+    /// Sends a frame to a worker. `sums` caches the checksum of the last body, which may also be sent to other workers.
     pub(super) fn send(&self, to: usize, frame: Frame, sums: &mut BodySums) {
         let encoded = if self.has_checksums(to) {
             let sum = sums.sum(&frame);
@@ -242,29 +242,29 @@ impl Group {
         }
     }
 
-    /// Reports to the other workers that this worker has exited, even if the group is still in use, so that they do not
-    /// wait for it.
+    /// Reports to the other workers that this worker has exited, so that they do not wait for it, even if the group is
+    /// still in use.
     pub fn end(&self) {
         self.transport.close();
     }
 
-    /// Returns the last calls of this worker in all sessions, newest first.
+    /// Returns the latest calls of this worker in all sessions, newest first.
     ///
-    /// When a call fails with a [`Blame`](distribute_cluster::Blame), the last calls are also emitted as a [`tracing`]
-    /// event. If a worker timed out or was lost, the event is a warning, which a program without a subscriber prints to
-    /// standard error. Otherwise its level is INFO.
+    /// When a call fails with a [`Blame`](distribute_cluster::Blame), the latest calls are also logged with
+    /// [`tracing`]. If a worker timed out or was lost, they are a warning, which a program without a subscriber prints
+    /// to standard error. Otherwise their level is INFO.
     pub fn last_calls(&self) -> Vec<RecordedCall> {
         self.recorder.calls()
     }
 
-    /// Returns the call in progress on this worker, if there is one, and the workers from which nothing has been
-    /// received in it. It is only for display, because the call may end at any time.
+    /// Returns the call in progress on this worker, if there is one, and the workers from which nothing has arrived in
+    /// it. Use this only for display, because the call may end at any time.
     pub fn awaited(&self) -> Option<(RecordedCall, Vec<usize>)> {
         self.recorder.awaited()
     }
 
-    /// Calls `act` with the time that this worker has spent in exchanges since this was last called. The times tell who
-    /// is slow; they must not be used for results.
+    /// Calls `act` with the time that this worker has spent in exchanges since the last call. The times show which
+    /// worker is slow; results must not depend on them.
     pub fn take_waits<T>(&self, act: impl FnOnce(Waits<'_>) -> T) -> T {
         self.recorder.take_waits(act)
     }

@@ -1,15 +1,15 @@
-//! The decisions of a re-formed group: the state from which training continues, and which workers receive it. This
-//! module contains only pure functions and values, without sockets, threads and clocks.
+//! The decisions of workers that have re-formed the group: the state from which training continues, and which workers
+//! receive it. This module contains only pure functions and values, without sockets, threads and clocks.
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`recovery_limit`] | the losses after which a worker re-forms the group |
+//! | [`recovery_limit`] | the errors after which a worker re-forms the group |
 //! | [`updates`] | the progress of a worker, and the point from which it continues |
 //! | [`report`] | the report of each worker, and the choice of the state that others receive |
-//! | [`state_transfer`] | the rounds of reports and of the transfer |
+//! | [`state_transfer`] | the rounds in which reports and the state are sent |
 //!
-//! The state itself is opaque to this module. Two crates execute these decisions: `distribute-train` for a process, and
-//! `distribute-simulation` for all workers of a world at once.
+//! The state itself is opaque to this module. The crate `distribute-train` executes these decisions for one process,
+//! and `distribute-simulation` for all workers of a world at once.
 
 // - INV-42: of the workers with most updates, the state of one that agreed with others last, after the last of
 //   them. Until a process has that state, it makes no calls with the others. When all have finished, they do not

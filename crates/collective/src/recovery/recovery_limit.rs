@@ -1,22 +1,24 @@
-//! The rule that decides after which losses a worker re-forms the group.
+//! [`RecoveryLimit`]: the errors after which a worker re-forms the group.
 
 use distribute_cluster::{Blame, Fault, World};
 
-/// The rule that decides after which losses a worker re-forms the group and continues.
+/// The rule that decides after which errors a worker re-forms the group and continues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecoveryLimit {
     /// The number of updates at the last timeout; `None` if there was none.
     updates_at_timeout: Option<u64>,
-    /// The step in which data last arrived changed; `None` if there was none.
+    /// The last step in which data arrived changed; `None` if there was none.
     step_of_corruption: Option<u64>,
 }
 
 impl RecoveryLimit {
-    /// Returns whether the worker of `world`, which has made the given number of updates, rejoins the group after
-    /// `blame`. A worker rejoins after losses and after failures of other workers. It also rejoins after a timeout,
-    /// unless the previous timeout was at the same number of updates, and after data has arrived changed, unless that
-    /// happened in the same step before; both are recorded. It does not rejoin if calls differ or if members have
-    /// returned, because the next attempt would fail in the same way.
+    /// Returns whether the worker of `world`, after `updates` updates of the weights, rejoins the group because of
+    /// `blame`.
+    ///
+    /// A worker rejoins after losses and after failures of other workers. It rejoins after a timeout, unless the
+    /// previous timeout was at the same number of updates. It rejoins after data has arrived changed, unless that
+    /// happened in the same step before. This call records timeouts and changed data. A worker does not rejoin if calls
+    /// differ or if members have returned, because the next attempt would fail in the same way.
     ///
     /// ```
     /// use distribute_cluster::{Blame, Fingerprint, Operation, World};

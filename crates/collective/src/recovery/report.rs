@@ -1,4 +1,4 @@
-//! The reports of workers when the group has re-formed, and the choice of the state that is transferred.
+//! The reports of workers that have re-formed the group, and the choice of the state that the others receive.
 
 // - **INV-101** A process that was a spare receives the state of another worker before it takes part in training, even
 //   if no worker has taken part in training. In that case all others receive the same state, because they may have
@@ -8,31 +8,32 @@
 use super::Counters;
 use serde::{Deserialize, Serialize};
 
-/// A worker's report on its state. All workers exchange reports after they have re-formed the group.
+/// A worker's report on its state. All workers exchange their reports after re-forming the group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
-    /// Whether the worker has taken part in training. A worker that has just started has no state that others need.
+    /// Whether the worker has taken part in training. The state of a worker that has just started is not needed by
+    /// others.
     pub begun: bool,
-    /// Whether the worker was a spare, and has not received a state yet. It has created or restored its state at
-    /// another time than the others.
+    /// Whether the worker was a spare and has not received a state yet. Such a worker has created or restored its own
+    /// state at another time than the others.
     pub spare: bool,
-    /// The last generation in which the worker agreed with all others on a state; 0 if there is none. A worker with a
-    /// later agreement takes precedence, however far this worker has progressed since.
+    /// The last generation in which the worker agreed with all others on a state; 0 if there was none. Workers with a
+    /// later agreement take precedence, regardless of their progress.
     pub agreed: u64,
-    /// The counters of the worker, which show its progress.
+    /// The counters that show the worker's progress.
     pub counters: Counters,
-    /// The reason why the worker's state is incomplete; `None` if it is complete. A state is incomplete if only some of
-    /// the updates of a step, or of those between two steps, were applied.
+    /// The reason why the worker's state is incomplete; `None` if it is complete. An incomplete state has only some of
+    /// the updates of a step, or of those between two steps.
     pub torn: Option<String>,
 }
 
-/// The decision that follows from the reports of all workers. It is the same on each of them.
+/// The decision that all workers derive from the same reports.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// No worker has taken part in training, and none was a spare: each continues with the state that it has created or
+    /// No worker has taken part in training, and none was a spare. Each continues with the state that it has created or
     /// restored itself.
     Begin,
-    /// The receivers, if any, replace their states with the state of the source. All workers continue with the same
+    /// The receivers, if there are any, replace their states by that of the source. All workers continue with the same
     /// counters.
     Transfer {
         /// The worker whose state is transferred.
@@ -42,8 +43,8 @@ pub enum Decision {
         /// The counters from which all workers continue.
         counters: Counters,
     },
-    /// None of the workers that have taken part in training has a complete state. The variant contains the index of a
-    /// worker, and the reason why its state is incomplete.
+    /// No worker that has taken part in training has a complete state. The fields are the rank of one of these workers,
+    /// and the reason why its state is incomplete.
     Torn(usize, String),
 }
 
@@ -54,9 +55,10 @@ impl Report {
 }
 
 /// Chooses the worker whose state the others receive. Among the workers with a complete state, this is the one with the
-/// latest agreement, then the most progress, then the lowest rank. Returns [`Decision::Begin`] if no worker has taken
-/// part in training, and [`Decision::Torn`] if none of those that have has a complete state. If no worker has taken
-/// part in training, and some were spares, all receive the state of the first worker that was none.
+/// latest agreement, then the most progress, then the lowest rank.
+///
+/// If no worker has taken part in training, returns [`Decision::Begin`], unless some were spares: then all receive the
+/// state of the first worker that was not a spare. Returns [`Decision::Torn`] if only incomplete states exist.
 pub fn decide(reports: &[Report]) -> Decision {
     let begun = || reports.iter().enumerate().filter(|(_, report)| report.begun);
     let complete = begun().filter(|(_, report)| report.torn.is_none());
@@ -73,7 +75,7 @@ pub fn decide(reports: &[Report]) -> Decision {
     transfer(reports, source, as_far)
 }
 
-/// Decides about workers of which none has taken part in training.
+/// Decides for workers none of which has taken part in training.
 fn begin(reports: &[Report]) -> Decision {
     match reports.iter().position(|report| !report.spare) {
         // Workers that have just started build alone in all generations after the first, with other initial values.
@@ -84,7 +86,7 @@ fn begin(reports: &[Report]) -> Decision {
     }
 }
 
-/// Returns the transfer of the state of `source` to all workers that do not have it.
+/// Returns the decision to transfer the state of `source` to all workers that do not have it.
 fn transfer(reports: &[Report], source: usize, has_it: impl Fn(usize, &Report) -> bool) -> Decision {
     let receivers = reports.iter().enumerate().filter(|(worker, report)| !has_it(*worker, report));
     let receivers = receivers.map(|(worker, _)| worker);

@@ -1,4 +1,5 @@
-//! The rounds in which the workers of a re-formed group agree on the state of training, and transfer it.
+//! The rounds in which the workers of a re-formed group agree on the state of training, and transfer it to those that
+//! need it.
 
 use super::report::{Decision, decide};
 use super::{Counters, Report};
@@ -8,11 +9,11 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fmt::Display;
 
-/// The default size in bytes of the part of a state that is sent in one round.
+/// The default size in bytes of the chunk of a state that is sent in one round.
 const CHUNK: usize = 16 << 20;
 
-/// One worker's part in a state transfer. `E` is the type of the error if this worker cannot provide its state or
-/// receive one.
+/// The state machine of one worker in a state transfer. `E` is the type of this worker's errors in providing or
+/// receiving a state.
 ///
 /// Call [`next_action`](Self::next_action), and execute the action that it returns. If a round fails, the transfer is
 /// over, and the workers must re-form the group again.
@@ -24,7 +25,7 @@ pub struct StateTransfer<E> {
     plan: Plan,
 }
 
-/// The decision about the transfer.
+/// The decision which workers receive whose state.
 #[derive(Clone, Debug, Default)]
 struct Plan {
     source: usize,
@@ -50,9 +51,9 @@ pub enum Next<E> {
     Exchange(Round),
     /// Pass this worker's encoded state to [`provide_state`](StateTransfer::provide_state).
     Provide,
-    /// Replace this worker's state and counters with the given ones, both at once and before any other work, so that
-    /// this worker's next report describes its actual state even if another worker is lost during the transfer. Then
-    /// call [`received`](StateTransfer::received).
+    /// Replace this worker's state and counters by these, both at once and before any other work. Then call
+    /// [`received`](StateTransfer::received). If another worker is lost during the transfer, this worker's next report
+    /// must describe its actual state.
     Receive {
         /// The encoded state.
         image: Bytes,
@@ -61,12 +62,12 @@ pub enum Next<E> {
         /// The counters from which all workers continue.
         counters: Counters,
     },
-    /// The transfer is over: all workers have agreed, or there was nothing to agree on (`None`), or the transfer has
-    /// failed.
+    /// The transfer is over, because all workers have agreed, because it has failed, or because no worker has taken
+    /// part in training (`None`).
     End(Result<Option<Agreed>, Failure<E>>),
 }
 
-/// The data to be exchanged in a round.
+/// The data to exchange in a round.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Round {
     /// The name of the data, which is the same on all workers.
@@ -79,8 +80,7 @@ pub struct Round {
     pub body: Bytes,
 }
 
-/// The outcome if all workers have the same state. There is no such outcome if no worker has taken part in training
-/// before.
+/// The outcome of a transfer after which all workers have the same state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Agreed {
     /// The worker whose state all workers now have.
@@ -94,30 +94,30 @@ pub struct Agreed {
 pub enum Failure<E> {
     /// This worker cannot provide its state or receive one.
     Own(E),
-    /// Another worker cannot provide its state or receive one. The variant contains the worker's index and its reason.
+    /// Another worker cannot provide its state or receive one. The fields are its rank and its reason.
     Peer(usize, String),
-    /// The message of the worker with this index cannot be decoded.
+    /// The message of another worker cannot be decoded. The fields are its rank and the error.
     Unreadable(usize, String),
-    /// None of the workers that have taken part in training has a complete state. The variant contains the index of a
-    /// worker, and the reason why its state is incomplete.
+    /// No worker that has taken part in training has a complete state. The fields are the rank of one of these workers,
+    /// and the reason why its state is incomplete.
     Torn(usize, String),
 }
 
 impl<E: Display> StateTransfer<E> {
-    /// Creates the part of a worker whose report is `mine`.
+    /// Creates the state machine of a worker with the report `mine`.
     pub fn new(world: World, mine: Report) -> Self {
         Self { world, chunk: CHUNK, stage: Stage::Reports(mine), plan: Plan::default() }
     }
 
-    /// Sets the size in bytes of the part of a state that is sent in one round; the minimum is 1. The size must be the
-    /// same on all workers.
+    /// Sets the size in bytes of the chunk of a state that is sent in one round; the minimum is 1. It must be the same
+    /// on all workers.
     pub fn with_chunk_size(mut self, bytes: usize) -> Self {
         self.chunk = bytes.max(1);
         self
     }
 
-    /// Returns the next action. The first [`Next::End`] contains the outcome of the transfer; later ones contain
-    /// `None`.
+    /// Returns the next action. The first [`Next::End`] contains the outcome of the transfer. Later ones contain
+    /// `Ok(None)`.
     pub fn next_action(&mut self) -> Next<E> {
         let all = || (0..self.world.workers()).collect();
         let record = |what: &str, body| {
@@ -152,7 +152,7 @@ impl<E: Display> StateTransfer<E> {
         }
     }
 
-    /// Processes the messages of all workers in this round. The entry of this worker is ignored.
+    /// Processes the messages of all workers in this round, by rank. The entry of this worker is ignored.
     pub fn receive(&mut self, mut bodies: Vec<Bytes>) {
         let over = Stage::Over(None);
         let next = match std::mem::replace(&mut self.stage, over) {
@@ -183,12 +183,13 @@ impl<E: Display> StateTransfer<E> {
         self.stage = Stage::Lengths(image);
     }
 
-    /// Records whether this worker has received the state.
+    /// Continues after this worker has received the state, or with its error.
     pub fn received(&mut self, received: Result<(), E>) {
         self.stage = Stage::Outcomes(received);
     }
 
-    /// Returns `true` if all workers but one receive the state of that one. Known once the reports are exchanged.
+    /// Returns whether all workers but one receive the state of that one. The result is correct only after the exchange
+    /// of reports.
     pub fn all_receive(&self) -> bool {
         self.plan.receivers.len() + 1 == self.world.workers()
     }
@@ -220,7 +221,7 @@ impl<E: Display> StateTransfer<E> {
         }
     }
 
-    /// Returns the results of all workers if all have succeeded, and otherwise the failure.
+    /// Returns the results of all workers if all have succeeded, and otherwise the failure of one.
     fn agree<T, U: Serialize + DeserializeOwned>(
         &self,
         bodies: Vec<Bytes>,
@@ -236,8 +237,10 @@ impl<E: Display> StateTransfer<E> {
         Ok((mine, all.into_iter().enumerate().map(outcome).collect::<Result<_, _>>()?))
     }
 
-    /// Decodes the records of all workers. This worker's own is not decoded: it is `mine`. Returns
-    /// [`Failure::Unreadable`] for another worker's record that cannot be decoded.
+    /// Decodes the records of all workers. The record of this worker is `mine` and is not decoded.
+    ///
+    /// # Errors
+    /// Returns [`Failure::Unreadable`] if the record of another worker cannot be decoded.
     fn decode_all<T: DeserializeOwned>(&self, bodies: Vec<Bytes>, mine: T) -> Result<Vec<T>, Failure<E>> {
         let (me, mut mine) = (self.world.worker(), Some(mine));
         let decode = |(worker, body): (usize, &Bytes)| match mine.take_if(|_| worker == me) {

@@ -1,11 +1,11 @@
-//! The updates of the weights on a worker, and the point from which the worker continues after an interrupted step.
+//! The updates of the weights on a worker, and the point from which it continues after an interrupted step.
 
 use serde::{Deserialize, Serialize};
 
-/// The counters that are the same on all workers, and are transferred with a state.
+/// The counters that are equal on all workers, and that are transferred with the state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counters {
-    /// The number of updates of the weights.
+    /// The number of updates of the weights so far.
     pub updates: u64,
     /// The number of writes to variables by the program itself, if it has an optimizer.
     pub written: u64,
@@ -13,7 +13,7 @@ pub struct Counters {
     pub max_in_step: u64,
     /// The maximum number of updates between two steps so far.
     pub max_between_steps: u64,
-    /// The number of steps.
+    /// The number of steps so far.
     pub steps: u64,
     /// The number of variables.
     pub variables: u64,
@@ -22,13 +22,13 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Returns the progress of the weights: updates, and writes by the program.
+    /// Returns the progress of the weights: the numbers of updates and of writes by the program.
     pub fn progress(&self) -> (u64, u64) {
         (self.updates, self.written)
     }
 }
 
-/// The progress of the weights, and of the steps in which they are updated.
+/// A counter of the weights' updates, which knows in which step or between which steps they were made.
 ///
 /// ```
 /// use distribute_collective::recovery::Updates;
@@ -47,9 +47,9 @@ pub struct Updates {
     count: u64,
     /// The number of writes to variables by the program itself, if it has an optimizer.
     written: u64,
-    /// The numbers of updates and of steps when the first step after the last update began.
+    /// The numbers of updates and of earlier steps at the beginning of the first step after the last update.
     anchor: Option<(u64, u64)>,
-    /// The beginning of the group of updates in progress; `None` between groups.
+    /// The beginning of the current group of updates; `None` between groups.
     since: Option<Since>,
     /// The maximum number of updates in one step so far.
     max_in_step: u64,
@@ -57,7 +57,7 @@ pub struct Updates {
     max_between_steps: u64,
 }
 
-/// The kind of a group of updates, with the number of updates when the group began.
+/// The beginning of a group of updates, with the number of earlier updates.
 #[derive(Clone, Copy, Debug)]
 enum Since {
     /// A step that has not completed successfully.
@@ -66,7 +66,7 @@ enum Since {
     Between(u64),
 }
 
-/// An error: some of the updates of a group have been applied, and others have not.
+/// An error: a step, or the time between two steps, was interrupted after some of its updates were applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{count}{} updates {} were complete when it was interrupted",
@@ -76,14 +76,14 @@ enum Since {
 pub struct Torn {
     /// The number of updates that were applied.
     pub count: u64,
-    /// The total number of updates in the group; 0 if it is unknown, because this is the first group of its kind.
+    /// The total number of updates in the group; 0 if it is unknown, because no group of its kind has completed.
     pub total: u64,
-    /// Whether the updates belong to a step, or otherwise to the time between two steps.
+    /// Whether the updates belong to a step. Otherwise they were made between two steps.
     pub in_step: bool,
 }
 
 impl Updates {
-    /// Creates the progress of a worker that continues from the given counters.
+    /// Creates the counter of a worker that continues from the given counters.
     pub fn after(counters: Counters) -> Self {
         let Counters { updates: count, written, max_in_step, max_between_steps, .. } = counters;
         Self { count, written, max_in_step, max_between_steps, ..Self::default() }
@@ -94,14 +94,14 @@ impl Updates {
         self.count
     }
 
-    /// Returns the counters of updates and writes. The numbers of steps, variables and optimizers are counted
-    /// elsewhere, and are 0.
+    /// Returns the counters of updates and writes. Steps, variables and optimizers are counted elsewhere, and are 0 in
+    /// the result.
     pub fn counters(&self) -> Counters {
         let Self { count: updates, written, max_in_step, max_between_steps, .. } = *self;
         Counters { updates, written, max_in_step, max_between_steps, ..Counters::default() }
     }
 
-    /// Begins a step, before which `steps` other steps were made.
+    /// Begins a step. `steps` is the number of steps before it.
     pub fn begin(&mut self, steps: u64) {
         let count = self.count;
         if let Some(Since::Between(before)) = self.since {
@@ -118,10 +118,11 @@ impl Updates {
         self.count += 1;
     }
 
-    /// Counts a write, by the program, to a variable that is the same on all workers. If there are no optimizers,
-    /// weights are updated in this way. With an optimizer, such a variable is other state, for example an average. The
-    /// number of such writes then shows which worker has progressed furthest, but not which batches have updated the
-    /// weights.
+    /// Counts a write by the program to a variable that is the same on all workers.
+    ///
+    /// Without optimizers, such writes update the weights. With an optimizer, the variable is other state, for example
+    /// an average. The number of such writes then shows which worker has progressed furthest, but not which batches
+    /// have updated the weights.
     pub fn record_write(&mut self, optimizers: u64) {
         match optimizers {
             0 => self.count += 1,
@@ -129,7 +130,7 @@ impl Updates {
         }
     }
 
-    /// Ends the current step, which was successful.
+    /// Ends the current step, which has succeeded.
     pub fn end(&mut self) {
         if let Some(Since::Step(before)) = self.since {
             self.max_in_step = self.max_in_step.max(self.count - before);
@@ -138,10 +139,10 @@ impl Updates {
     }
 
     /// Returns to the point after the last update. If steps have begun since then, returns the number of steps before
-    /// the first of them; otherwise `None`.
+    /// the first of them, and otherwise `None`.
     ///
     /// # Errors
-    /// Returns [`Torn`] if only some of the updates of a group have been applied. Every further call then returns this
+    /// Returns [`Torn`] if only some of the updates of a group have been applied. All later calls return the same
     /// error.
     pub fn rewind(&mut self) -> Result<Option<u64>, Torn> {
         let (before, total, in_step) = match self.since {

@@ -16,20 +16,19 @@ enum Command {
     Dismiss,
 }
 
-/// A leader and the members that serve it. The leader broadcasts a closure, and every member runs it once.
+/// A leader and its members. The leader broadcasts a closure, and every member runs it once.
 ///
 /// Members join by calling [`BroadcastPool::serve`] on their own threads, and stay until they are dismissed. A closure
-/// is used only during its broadcast, whatever the caller does: a second leader panics, and each member runs a closure
-/// once.
+/// is used only during its broadcast. A second leader at the same time panics.
 pub struct BroadcastPool {
     members: usize,
     state: Mutex<State>,
     commanded: Signal,
     finished: Signal,
-    /// Copies of `State::commands` and `State::unfinished`, so that threads can spin without the lock.
+    /// Copies of `State::commands` and `State::unfinished`, which threads read without the lock while they spin.
     commands: AtomicU64,
     unfinished: AtomicU64,
-    /// The number of commands each member has seen, locked by the thread that serves as that member.
+    /// The number of commands that each member has seen. The thread that serves as a member holds that member's lock.
     commands_seen: Vec<Mutex<u64>>,
 }
 
@@ -39,9 +38,9 @@ struct State {
     broadcasting: bool,
     /// The number of commands so far. A member that has seen fewer commands has work to do.
     commands: u64,
-    /// The number of members that have not finished the current command.
+    /// The number of members that have not finished the latest command.
     unfinished: u64,
-    /// The first panic of a member, for the leader.
+    /// The first panic of a member, which the leader resumes.
     panic: Option<Box<dyn std::any::Any + Send>>,
 }
 
@@ -66,10 +65,10 @@ impl BroadcastPool {
     }
 
     /// Runs `work(rank)` once on every thread: rank 0 on this thread, and the other ranks on the members' threads.
-    /// Returns when all have finished. If one of them panicked, the panic is then resumed on this thread.
+    /// Returns when all have finished. If a member panicked, this thread then resumes the panic.
     ///
-    /// This waits for the members without a deadline, because they use data that `work` borrows. `overdue` is called
-    /// after `patience`, and then repeatedly at increasing intervals.
+    /// The wait for the members has no deadline, because they use data that `work` borrows. `overdue` is called after
+    /// `patience`, and then repeatedly at increasing intervals.
     ///
     /// # Panics
     /// Panics if `work` panics, or if a broadcast of this pool is already running.
@@ -104,8 +103,8 @@ impl BroadcastPool {
         self.serve_with_watchdog(rank, Duration::MAX, &|| ());
     }
 
-    /// Serves like [`BroadcastPool::serve`], but calls `overdue` if no command has arrived for `patience`, and then
-    /// repeatedly at increasing intervals.
+    /// Equivalent to [`serve`](Self::serve), except that `overdue` is called if no command has arrived for `patience`,
+    /// and then repeatedly at increasing intervals.
     pub fn serve_with_watchdog(&self, rank: usize, patience: Duration, overdue: &dyn Fn()) {
         // The leader counts on this member, even if a report panics.
         let overdue = || {
@@ -194,8 +193,7 @@ impl BroadcastPool {
     }
 }
 
-/// A guard that ends a broadcast when it is dropped. It waits for the members, so that a panic cannot end the borrow
-/// early.
+/// A guard that waits for the members when it is dropped, so that even a panic ends the broadcast before the borrow.
 struct WaitForMembers<'a> {
     broadcast_pool: &'a BroadcastPool,
 }

@@ -1,4 +1,4 @@
-//! A member of a team, and its calls.
+//! [`Member`]: a replica in a team, and its calls.
 
 use super::team::Team;
 use super::{BroadcastPool, Payload};
@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// One member of a [`Team`] during a run.
+/// A replica during a run of its [`Team`].
 #[derive(Clone)]
 pub struct Member {
     pub(super) team: Arc<Team>,
@@ -26,7 +26,7 @@ pub struct Member {
 }
 
 impl Member {
-    /// Returns the only member of a world with a single member. It never waits, and its calls fail only if their own
+    /// Returns the only member of a world with a single replica. It never waits, and its calls fail only if their own
     /// work fails.
     pub fn alone(step: u64) -> Self {
         static ALONE: OnceLock<Arc<Team>> = OnceLock::new();
@@ -39,7 +39,7 @@ impl Member {
         self.team.size == 1 && self.session.is_none()
     }
 
-    /// Returns this member for calls of the members of this process alone. It has no session, even if there are other
+    /// Returns a copy of this member whose calls involve only the members of this process, even if there are other
     /// processes.
     pub fn without_group(&self) -> Self {
         Self { session: None, ..self.clone() }
@@ -54,7 +54,7 @@ impl Member {
     /// other processes. Call this after the members have agreed on the call, while they wait for this member. `call`
     /// returns the fingerprint of each member, by rank.
     ///
-    /// The other members wait longer than their own timeouts, because the calls of `make` have separate deadlines.
+    /// The other members wait longer than their own timeouts, because calls in `make` have their own deadlines.
     pub fn with_group<R>(
         &self,
         call: impl Fn(usize) -> Fingerprint,
@@ -64,9 +64,9 @@ impl Member {
         Some(make(self.group_call_by(self.session.as_ref()?, call)))
     }
 
-    /// Returns a call to the other processes, like the one that [`Member::with_group`] passes to its closure; `None` if
-    /// there are no other processes. Use this inside [`Member::run_on_leader_with_helpers`], where the other members
-    /// wait without a deadline.
+    /// Returns a call to the other processes, as [`with_group`](Self::with_group) passes it to its closure; `None` if
+    /// there are no other processes. Use this in [`run_on_leader_with_helpers`](Self::run_on_leader_with_helpers), in
+    /// which the other members wait without a deadline.
     pub fn group_call(&self, call: impl FnOnce() -> Fingerprint) -> Option<GroupCall<'_>> {
         let session = self.session.as_ref()?;
         let call = call();
@@ -93,7 +93,8 @@ impl Member {
         session.abort_call(self.team.rendezvous.statuses(), self.timeout);
     }
 
-    /// Gathers the serializable payloads of the members of all processes, in the order of global ids.
+    /// Gathers the payloads of the members of all processes, in the order of global ids. Payloads are serialized if
+    /// there are other processes.
     ///
     /// # Errors
     /// Returns the errors of [`Member::all_gather_with_group`].
@@ -128,7 +129,7 @@ impl Member {
         self.step
     }
 
-    /// Returns a copy of this member whose calls wait at most `timeout` for the others.
+    /// Returns a copy of this member whose calls wait at most `timeout`.
     pub fn with_timeout(&self, timeout: Duration) -> Self {
         Self { timeout, ..self.clone() }
     }
@@ -152,8 +153,8 @@ impl Member {
     }
 
     /// Gathers the payloads of the members of this process, and combines them with those of the other processes. `make`
-    /// combines them: it is called on the last member to arrive, and all members get its result. The result is `None`
-    /// if there are no other processes, because `make` is then not called.
+    /// combines them on the last member to arrive, and all members get its result. Without other processes, `make` is
+    /// not called, and the result is `None`.
     ///
     /// # Errors
     /// Returns the errors of [`Member::all_gather_local`] and of `make`, and an error if a process is lost. A
@@ -206,8 +207,8 @@ impl Member {
         typed.ok_or_else(|| Arc::new(Blame::other_types(self.step, call, others())))
     }
 
-    /// Gathers the payloads of the members of this process, and then runs `lead` on member 0 while the other members
-    /// wait, at most for the timeout. All members get the same result.
+    /// Gathers the payloads of the members of this process, and then runs `lead` on member 0. The other members wait at
+    /// most for their timeout. All members get the same result.
     ///
     /// # Errors
     /// Returns the errors of [`Member::all_gather_local`]. If `lead` panics, member 0 panics, and the other members get
@@ -222,9 +223,9 @@ impl Member {
         self.run_on_leader(&call, "its outcome on replica 0", || lead(payloads))
     }
 
-    /// Runs `make` on member 0 while the other members wait, at most for the timeout. All members get the same result.
-    /// Call it after a successful [`Member::all_gather_local`], on all members or on none. `part` describes what member
-    /// 0 is doing, for the errors of members that time out.
+    /// Runs `make` on member 0. The other members wait at most for their timeout. All members get the same result. Call
+    /// this after a successful [`Member::all_gather_local`], on all members or on none. `part` describes the work of
+    /// member 0, for the errors of members that time out.
     ///
     /// # Errors
     /// Returns the errors of [`Member::reduce_on_leader`].
@@ -251,8 +252,8 @@ impl Member {
     }
 
     /// Runs `make(rank)` on every member at the same time, after a successful [`Member::all_gather_local`]. Each member
-    /// gets all results, in the order of ranks. No member waits for the others longer than its timeout. `part` has the
-    /// same meaning as in [`Member::run_on_leader`].
+    /// gets all results, in the order of ranks. No member waits for the others longer than its timeout. `part`
+    /// describes the work, for errors.
     ///
     /// # Errors
     /// Returns the errors of [`Member::all_gather_local`].
@@ -265,9 +266,9 @@ impl Member {
         self.all_gather_local(call.part(part), make(self.rank))
     }
 
-    /// Runs `lead` on member 0 while the other members are its helpers: each closure that `lead` broadcasts runs once
-    /// on every member. All members get the same result. Call it after a successful [`Member::all_gather_local`], on
-    /// all members or on none.
+    /// Runs `lead` on member 0, with the other members as its helpers: each closure that `lead` broadcasts runs once on
+    /// every member. All members get the same result. Call this after a successful [`Member::all_gather_local`], on all
+    /// members or on none.
     ///
     /// The other members wait without a deadline, because `lead` borrows from them. `lead` and the closures that it
     /// broadcasts must therefore always terminate. This is true of this project's own code; user code belongs in
@@ -317,7 +318,7 @@ impl Member {
         Ok(made)
     }
 
-    /// Returns the error for a member that expects a type other than that of member 0's result.
+    /// Returns the error of a member that expects another type than that of member 0's result.
     fn result_mismatch(&self, call: &Fingerprint) -> Arc<Blame> {
         Arc::new(Blame::other_types(self.step, call, vec![self.replica()]))
     }
@@ -353,10 +354,10 @@ fn all_gather<T: Serialize + DeserializeOwned>(
     Ok(all)
 }
 
-/// The result of a delegate, shared with all members of its process.
+/// The result of a delegate, in the form in which all members of its process share it.
 struct DelegateResult<M>(Result<Arc<M>, Arc<Failure>>);
 
-/// A guard that dismisses the helpers, even if the leader panics.
+/// A guard that dismisses the helpers when it is dropped, even after a panic of the leader.
 struct DismissOnDrop<'a>(&'a BroadcastPool);
 
 impl Drop for DismissOnDrop<'_> {
@@ -365,13 +366,13 @@ impl Drop for DismissOnDrop<'_> {
     }
 }
 
-/// The helpers of member 0, to which it can broadcast closures.
+/// The helpers of member 0, which run the closures that it broadcasts.
 pub struct Helpers<'a> {
     team: &'a Team,
 }
 
 impl Helpers<'_> {
-    /// Returns the number of members that run a broadcast closure, including member 0.
+    /// Returns the number of members that run a broadcast closure, which includes member 0.
     pub fn size(&self) -> usize {
         self.team.size
     }

@@ -5,7 +5,7 @@
 //! | [`rendezvous`] | [`Rendezvous`]: members exchange payloads, or all get the same error |
 //! | [`broadcast_pool`] | [`BroadcastPool`]: threads that run a borrowed closure. The module's only `unsafe` |
 //! | [`team`] | [`Team`]: a rendezvous, and the threads of one `run` |
-//! | [`member`] | [`Member`]: the calls of a member; [`Helpers`]: the other threads while one member leads |
+//! | [`member`] | [`Member`]: a replica in a team, and its calls; [`Helpers`]: the other members while one leads |
 //! | [`team_pool`] | [`TeamPool`]: idle teams, which runs acquire; chooses the thread of replica 0 |
 //! | [`worker`] | the thread of a replica, with a separate rayon pool |
 //! | `offload_thread` | a thread for replica 0 if the caller's thread is unsuitable |

@@ -1,4 +1,4 @@
-//! A thread for runs whose caller's thread is unsuitable for replica 0.
+//! A thread of a team that runs replica 0 if the caller's thread is unsuitable.
 
 use super::BroadcastPool;
 use super::worker::{self, ThreadSettings, Worker};
@@ -7,7 +7,7 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// A thread like those of the other replicas. It runs closures for callers, which wait.
+/// A thread like those of the other replicas, which runs closures while their callers wait.
 pub(super) struct OffloadThread {
     broadcast_pool: Arc<BroadcastPool>,
     _thread: Worker,
@@ -25,9 +25,7 @@ impl OffloadThread {
     }
 
     /// Runs `work` on this thread and returns its result; `None` if the thread has not run it. If `work` panics, the
-    /// panic is resumed on the caller's thread.
-    ///
-    /// There is no deadline, because the calls of `work` have separate deadlines.
+    /// caller's thread resumes the panic. There is no deadline here, because the calls in `work` have deadlines.
     pub(super) fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> Option<R> {
         let (work, result) = (Mutex::new(Some(work)), Mutex::new(None));
         let once = |rank| {

@@ -14,15 +14,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The value that a member contributes to a rendezvous.
+/// A value that a member contributes to a rendezvous, and that all members get.
 pub type Payload = Arc<dyn Any + Send + Sync>;
 
 type Outcome = Result<Exchanged, Arc<Blame>>;
 
-/// The result of a round, which each member gets.
+/// The result of a round, which all members get.
 #[derive(Clone)]
 pub struct Exchanged {
-    /// The payloads of this process's members, in the order of ranks.
+    /// The payloads of all members of this process, in the order of ranks.
     pub payloads: Arc<Vec<Payload>>,
     /// The result of the delegate, which includes the other processes; `None` if no delegate was called.
     pub delegate_result: Option<Payload>,
@@ -37,19 +37,19 @@ pub type Delegate<'a> =
 /// the deadline. If all members made the same call, they get all payloads. Otherwise they all get the same [`Blame`].
 ///
 /// A failed round does not affect the next one, unless it ends the run. A missed deadline ends the run, because the
-/// member that missed it would otherwise arrive in the next round of the others. If there are other processes, the run
-/// also ends when their session is over, or when a call fails among the members of this process alone, because the
-/// other processes may be waiting for these members.
+/// member that missed it would otherwise arrive in the next round of the others. With other processes, the run also
+/// ends when their session is over. It also ends when a call fails among the members of this process, because the other
+/// processes may be waiting for them.
 ///
-/// If other processes take part in a call, the last member to arrive is the delegate: it makes the call to them on
-/// behalf of all members of this process, without holding the lock. The other members wait for the delegate even after
-/// their own deadlines, because its call has a deadline too.
+/// If a call involves other processes, the last member to arrive is the delegate: it makes the call to them on behalf
+/// of all members of this process, without holding the lock. The other members wait for the delegate even after their
+/// own deadlines, because its call has a deadline as well.
 ///
-/// No payload is dropped while the lock is held, because dropping it runs user code.
+/// No payload is dropped while the lock is held, because dropping it may run user code.
 pub struct Rendezvous {
     state: Mutex<State>,
     changed: Signal,
-    /// A copy of `State::round`, so that members can spin without the lock.
+    /// A copy of `State::round`, which members read without the lock while they spin.
     round: AtomicU64,
 }
 
@@ -59,16 +59,15 @@ struct State {
     session: Option<Arc<Session>>,
     /// The timeout of each member that waits in a call with other processes.
     group_timeouts: Vec<Option<Duration>>,
-    /// Whether a member is making a call to other processes for all members of this process.
+    /// Whether a member is making a call to other processes on behalf of all members of this process.
     delegate_is_busy: bool,
     statuses: Vec<ReplicaStatus>,
     payloads: Vec<Option<Payload>>,
     round: u64,
-    /// The outcome of the round in which each member waited, until the member has read it. The outcomes are separate
-    /// because the others may already have abandoned the next round at its deadline while one member sleeps.
+    /// The outcome of the round in which each member waited, until the member has read it. Outcomes are stored by
+    /// member, because the others may have finished the next round before a member wakes.
     outcomes: Vec<Option<Outcome>>,
-    /// The error that has ended the run, if one has. It is set if a deadline has passed, if the session is over, or if
-    /// there is a session and a call has failed among the members of this process.
+    /// The error that has ended the run, if there is one. See [`Rendezvous`] for what ends a run.
     over: Option<Arc<Blame>>,
 }
 
@@ -107,7 +106,7 @@ impl Rendezvous {
         Self { state: Mutex::new(state), changed: Signal::new(), round: AtomicU64::new(0) }
     }
 
-    /// Begins a run in which all members are present and have made no call. It must not be called while a member waits.
+    /// Begins a run, in which all members are present and have made no call. Do not call this while a member waits.
     ///
     /// `first` is the global id of member 0, and `session` is the run's session with other processes, if there are any.
     pub fn open(&self, step: u64, first: usize, session: Option<Arc<Session>>) {
@@ -126,7 +125,8 @@ impl Rendezvous {
     }
 
     /// Waits at most `timeout` for all other members, and returns the payloads of all members in the order of ranks. If
-    /// there is a `delegate`, other processes take part; it is called on one member of each process.
+    /// there is a `delegate`, the call involves other processes, and `delegate` is called on one member of each
+    /// process.
     ///
     /// # Errors
     /// Returns the same [`Blame`] on every member if members made different calls, or if a member has exited or timed
@@ -180,8 +180,8 @@ impl Rendezvous {
         }
     }
 
-    /// Records that a member's closure has returned or, if `failed` is `true`, that it has failed or panicked. Members
-    /// that wait for this member now or later get an error.
+    /// Records that a member's closure has returned or, if `failed` is `true`, has failed or panicked. Members that
+    /// wait for this member, now or later, get an error.
     pub fn leave(&self, rank: usize, failed: bool) {
         let _unused;
         let mut state = lock(&self.state);
@@ -197,14 +197,14 @@ impl Rendezvous {
         lock(&self.state).statuses.clone()
     }
 
-    /// Marks that the calling member is making a call to other processes outside a round. Until the returned guard is
+    /// Records that the calling member makes a call to other processes outside a round. Until the returned guard is
     /// dropped, the other members wait for this member even after their deadlines.
     pub(super) fn in_group_call(&self) -> InGroupCall<'_> {
         lock(&self.state).delegate_is_busy = true;
         InGroupCall(self)
     }
 
-    /// Ends the round if every member waits or has exited. Returns values that the caller must drop without holding the
+    /// Ends the round if every member waits or has exited. Returns values that the caller must drop after releasing the
     /// lock.
     fn try_complete<'a>(
         &'a self,
@@ -291,9 +291,9 @@ impl Rendezvous {
         (state, outcome)
     }
 
-    /// Ends the run for all processes because a call has failed among the members of this process. Other processes may
-    /// have made the call and wait for these members, so they receive the reason. Returns the error with which the run
-    /// ends, which is that of another process if that process failed first.
+    /// Ends the run on all processes because a call has failed among the members of this process. The other processes
+    /// receive the reason, because they may have made the call and wait. Returns the error with which the run ends,
+    /// which is that of another process if that process failed first.
     fn report_to_group<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
@@ -310,8 +310,8 @@ impl Rendezvous {
         (state, blame)
     }
 
-    /// Ends the round, and with it the run, because a deadline has passed while members still run. Returns the blame,
-    /// and values that the caller must drop without holding the lock.
+    /// Ends the round and the run, because a deadline has passed while members are still running. Returns the blame,
+    /// and values that the caller must drop after releasing the lock.
     fn time_out<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,

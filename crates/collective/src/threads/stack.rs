@@ -1,4 +1,4 @@
-//! A stack for replica 0 that is as large as the stacks of the other replicas, on any thread.
+//! A large stack for replica 0 on its caller's thread, of the same size as the stacks of the other replicas.
 
 use super::worker::STACK;
 use corosensei::on_stack;
@@ -11,10 +11,10 @@ thread_local! {
     static IDLE: RefCell<Vec<DefaultStack>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Calls `work` on this thread, but on a stack of [`STACK`] bytes. A panic is propagated.
+/// Calls `work` on this thread, on a stack of [`STACK`] bytes. Panics propagate to the caller.
 ///
-/// A guard page protects the end of the stack, as for the stack of a thread. A program that overflows it is killed by
-/// SIGSEGV, without the message that the standard library prints for stacks of threads.
+/// A guard page protects the end of the stack. A program that overflows it is killed by SIGSEGV, without the message
+/// that the standard library prints for stacks of threads.
 ///
 /// # Errors
 /// Returns an I/O error if the memory cannot be allocated.

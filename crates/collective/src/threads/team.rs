@@ -1,4 +1,4 @@
-//! A rendezvous and the threads of one `run`, one for each local replica.
+//! [`Team`]: the threads of a run's local replicas, and their rendezvous.
 
 use super::member::Member;
 use super::worker::{self, ThreadSettings, Worker};
@@ -26,12 +26,12 @@ pub struct Team {
     /// The threads of the members, which serve until the team is dropped.
     pub(super) broadcast_pool: Arc<BroadcastPool>,
     pub(super) rendezvous: Rendezvous,
-    /// The pool in which waiting members run closures for member 0.
+    /// The pool in which waiting members run the closures that member 0 broadcasts.
     pub(super) helpers: BroadcastPool,
     /// The result of the last [`Member::run_on_leader_with_helpers`], which the other members read.
     pub(super) result: Mutex<Option<Payload>>,
     pub(super) workers: Vec<Worker>,
-    /// The thread for runs that must not use their caller's thread. It is started when it is first used.
+    /// The thread for runs that must not use their caller's thread, started at first use.
     #[cfg(not(shuttle))]
     pub(super) offload: OnceLock<super::offload_thread::OffloadThread>,
     /// Whether a run is in progress.
@@ -80,7 +80,7 @@ impl Team {
         }
     }
 
-    /// Runs `work` on a thread of this team. If `work` starts a run, member 0 of that run is on the same thread.
+    /// Runs `work` on a thread of this team. If `work` starts a run, member 0 of that run uses the same thread.
     ///
     /// # Errors
     /// Returns an error if the system cannot start the thread.
@@ -117,10 +117,10 @@ impl Team {
     }
 
     /// Runs `body` once for every member, all at the same time, as step `step`. `body` returns whether it succeeded.
-    /// Returns when all members have returned. If `body` panicked, the panic is then resumed.
+    /// Returns when all calls have returned. If `body` panicked, this thread then resumes the panic.
     ///
-    /// No call of a member waits for the others longer than `timeout`. If a member is still running `body` when that
-    /// time has passed since member 0 returned, the member is logged repeatedly, with its last call.
+    /// No call of a member waits for the others longer than `timeout`. A member that is still running `body` when this
+    /// time has passed since member 0 returned is logged repeatedly, with its last call.
     ///
     /// # Panics
     /// Panics if `body` panics, or if this team is already running.
@@ -128,11 +128,11 @@ impl Team {
         self.run_with_session(step, timeout, None, body);
     }
 
-    /// Runs `body` like [`Team::run`] and, if there is a `session`, together with its other processes, which run the
-    /// same closure. Calls of [`Member::all_gather_with_group`] include these processes.
+    /// Equivalent to [`run`](Self::run), except that the processes of `session`, if it is given, take part: they run
+    /// the same closure. Calls of [`Member::all_gather_with_group`] include these processes.
     ///
     /// # Panics
-    /// Panics if [`Team::run`] would panic.
+    /// Panics in the same cases as [`run`](Self::run).
     pub fn run_with_session(
         self: &Arc<Self>,
         step: u64,

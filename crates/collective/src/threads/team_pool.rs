@@ -1,4 +1,4 @@
-//! Teams that runs acquire. A run starts threads only if no idle team is suitable.
+//! [`TeamPool`]: idle teams, which runs acquire. A run starts threads only if no idle team is suitable.
 
 use super::Team;
 use super::stack::on_large_stack;
@@ -8,7 +8,7 @@ use crate::sync::lock;
 use std::io;
 use std::sync::{Arc, Mutex};
 
-/// The number of most recently used idle teams that are kept regardless of their size.
+/// The minimum number of idle teams to keep, if there are that many. These are the most recently used ones.
 const MIN_IDLE: usize = 4;
 
 /// A pool of idle teams that have the same thread settings.
@@ -26,19 +26,19 @@ impl TeamPool {
     }
 
     /// Creates a pool of teams whose replicas have `threads` threads each. `start` is called on each thread when it
-    /// starts. If there are several threads or a `start`, replica 0 also runs on a thread of the team, not on the
-    /// caller's thread. The threads exit when the pool is dropped.
+    /// starts. If `threads` is more than 1 or there is a `start`, replica 0 also runs on a thread of the team, and not
+    /// on the caller's thread. The threads exit when the pool is dropped.
     pub fn new(threads: usize, start: Option<Start>) -> Self {
         Self { settings: ThreadSettings { threads: threads.max(1), start }, idle: Mutex::new(Vec::new()) }
     }
 
-    /// Acquires an idle team of `size` members for `body`, or creates one. Each run has a separate team, so runs may be
+    /// Acquires an idle team of `size` members for `body`, or creates one. Each run has its own team, so runs may be
     /// nested or concurrent.
     ///
     /// `body`, and member 0 of the runs that it starts, are called on this thread, on a large stack. They are called on
-    /// a thread of the team instead if the pool was created with several threads or a `start`, or if this thread
-    /// belongs to a rayon pool of the program. While such a thread waited for a parallel operation in `body`, it would
-    /// pick up other work of its pool.
+    /// a thread of the team instead if the pool was created with several threads or a `start`. The same applies if this
+    /// thread belongs to a rayon pool of the program, because it would run other work of that pool while it waits for a
+    /// parallel operation in `body`.
     ///
     /// # Errors
     /// Returns an error if the system cannot start a thread, or cannot allocate memory for a stack.
@@ -56,7 +56,8 @@ impl TeamPool {
         on_large_stack(|| body(team))
     }
 
-    /// Calls `work`, the closure of a single replica, on the thread that [`with_team`](Self::with_team) would use.
+    /// Calls `work`, the closure of a single replica, on the thread that [`with_team`](Self::with_team) would use for
+    /// `body`.
     ///
     /// # Errors
     /// Returns an error if the system cannot start a thread, or cannot allocate memory for a stack.
@@ -115,7 +116,8 @@ fn teams_to_keep(threads_of_latest: impl Iterator<Item = usize>, cores: usize) -
     threads_of_latest.enumerate().take_while(within).count()
 }
 
-/// A guard that returns the team to the pool when it is dropped, even if the run panics. All members have left by then.
+/// A guard that returns a team to the pool when it is dropped, even after a panic. All members have left the run by
+/// then.
 struct AcquiredTeam<'a> {
     pool: &'a TeamPool,
     team: Arc<Team>,

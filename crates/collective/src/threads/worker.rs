@@ -1,24 +1,24 @@
-//! The threads of a replica, which are a separate rayon pool.
+//! The threads of a replica, which are a rayon pool of their own.
 
 use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
 
-/// The stack size of a replica in bytes, on any thread. candle's backward pass and the drop of a graph recurse once for
-/// each operation of a chain; for 10,000 operations they use 11 MiB if candle is compiled without optimization. Pages
-/// that are not used take no memory.
+/// The stack size in bytes of a replica's threads. candle's backward pass and the drop of a graph recurse once for each
+/// operation of a chain. For 10,000 operations they use 11 MiB if candle is compiled without optimization. Unused pages
+/// take no memory.
 #[cfg(not(shuttle))]
 pub(super) const STACK: usize = 64 << 20;
 
-/// The maximum number of threads of a team. On some systems, a thread beyond the limit of the system kills the process,
-/// so larger teams are an error.
+/// The maximum number of threads of a team. More are an error, because on some systems a thread beyond the system's
+/// limit kills the process.
 pub const MAX_THREADS: usize = 4096;
 
-/// A function that is called on each thread of a replica when it starts, with the replica's rank and the index of the
-/// thread within it.
+/// A function that is called on each thread of a replica when it starts, with the rank of the replica and the index of
+/// the thread in the replica.
 pub type Start = Arc<dyn Fn(usize, usize) + Send + Sync>;
 
-/// The settings of replicas' threads.
+/// The settings of a replica's threads.
 #[derive(Clone)]
 pub(super) struct ThreadSettings {
     /// The number of threads of each replica.
@@ -42,8 +42,8 @@ pub fn threads_of_replica() -> Option<usize> {
     Some(THREADS_OF_REPLICA.get()).filter(|threads| *threads > 0)
 }
 
-/// Marks this thread as the only thread of its replica until the result is dropped. If the replica has more threads,
-/// this has no effect.
+/// Marks this thread as the only thread of its replica until the returned value is dropped. Has no effect if the
+/// replica has more threads.
 #[cfg(not(shuttle))]
 pub(super) fn mark_single_threaded() -> impl Drop {
     struct RestoreThreads(usize);
@@ -57,22 +57,22 @@ pub(super) fn mark_single_threaded() -> impl Drop {
     RestoreThreads(before)
 }
 
-/// Returns whether this thread belongs to a rayon pool of the program. While such a thread waits in rayon, it picks up
-/// other work of that pool; while it waits for replicas, that pool has one thread fewer.
+/// Returns whether this thread belongs to a rayon pool of the program. While such a thread waits in rayon, it may run
+/// other work of that pool. While it waits for replicas, that pool has one thread less.
 #[cfg(not(shuttle))]
 pub(super) fn serves_foreign_pool() -> bool {
     THREADS_OF_REPLICA.get() == 0 && rayon::current_thread_index().is_some()
 }
 
-/// Runs the rayon tasks that a replica has spawned and that have not run yet, because this thread is the only worker of
-/// its pool.
+/// Runs the rayon tasks that a replica has spawned and that have not run yet. This thread is the only worker of its
+/// pool, so no other thread would run them.
 pub(super) fn run_spawned_tasks() {
     #[cfg(not(any(shuttle, miri)))]
     while rayon::yield_local() == Some(rayon::Yield::Executed) {}
 }
 
 /// The threads of a replica, of which the first runs one closure. candle's parallel operations use the rayon pool of
-/// the calling thread. These threads are a separate pool, so a replica never waits for a thread of the program.
+/// the calling thread, which is the replica's own. So a replica never waits for threads of the program.
 #[cfg(not(any(shuttle, miri)))]
 pub(super) struct Worker {
     pool: Option<rayon::ThreadPool>,

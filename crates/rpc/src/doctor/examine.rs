@@ -9,7 +9,7 @@ use distribute_cluster::{ClusterSpec, Task};
 use distribute_net::Message;
 use std::time::Duration;
 
-/// The maximum number of tasks for which all pairs are measured. If there are more, each task measures only the link to
+/// The maximum number of tasks between which all pairs are measured. Among more tasks, each measures only the link to
 /// the next one.
 const MAX_ALL_PAIRS: usize = 16;
 
@@ -18,9 +18,10 @@ const MAX_CONCURRENT: usize = 32;
 
 /// Measures the links between all tasks of a cluster.
 ///
-/// Connects task `me` to the servers of all other tasks and measures these links. The tasks that could be reached then
-/// measure the links between each other: each pair, or if there are more than 16 of these tasks, each the link to the
-/// next one. Links are measured in sequence, so that none affects another. A task must be reachable within `patience`.
+/// Connects task `me` to the servers of all other tasks and measures these links. Then the tasks that could be reached
+/// measure the links between each other: all pairs or, among more than 16 tasks, each the link to the next one.
+///
+/// Links are measured one after another, so that none affects another. Connecting to a task takes at most `patience`.
 /// `seen` is called with the result of each link.
 ///
 /// Tasks without a server can run `distribute doctor --listen`.
@@ -63,7 +64,7 @@ pub fn examine(
     Report::new(links)
 }
 
-/// Connects to several tasks at the same time. If a task is missing, this takes the full `patience`.
+/// Connects to all given tasks at the same time. If one cannot be reached, this takes the full `patience`.
 fn reach_all(clients: &ClientBuilder, tasks: &[Task], patience: Duration) -> Vec<Result<Client, State>> {
     std::thread::scope(|scope| {
         let reach = |task| {
@@ -80,7 +81,7 @@ fn reach_all(clients: &ClientBuilder, tasks: &[Task], patience: Duration) -> Vec
     })
 }
 
-/// Makes a task measure its link to another task, and returns the result.
+/// Makes a task measure its link to the task `to`, and returns the result.
 fn probe(client: &Client, to: &Task, patience: Duration) -> State {
     let patience_ms = patience.as_millis().try_into().unwrap_or(u64::MAX);
     let broken = |why: String| State::Broken { why };
@@ -96,8 +97,8 @@ fn probe(client: &Client, to: &Task, patience: Duration) -> State {
     }
 }
 
-/// Returns the pairs of tasks whose link is measured, for the given number of tasks. The first task of a pair calls the
-/// second.
+/// Returns the pairs of tasks between which links are measured, by index, for the given number of tasks. The first task
+/// of a pair calls the second.
 fn pairs(tasks: usize) -> Vec<(usize, usize)> {
     if tasks <= MAX_ALL_PAIRS {
         (0..tasks).flat_map(|from| (from + 1..tasks).map(move |to| (from, to))).collect()

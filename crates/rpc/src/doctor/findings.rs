@@ -1,21 +1,22 @@
-//! The problems of links, as pure functions.
+//! The detection of problems in measured links, as pure functions.
 
 use super::link::{Link, State};
 use serde::Serialize;
 use std::fmt;
 
-/// The factor by which a link must be worse than the median of the best half of all links to be considered slow.
+/// The factor by which a figure of a link must be worse than the median of the better half of all links, so that the
+/// link counts as slow.
 const TIMES: f64 = 3.;
 
-/// The round-trip time in seconds below which a link is never considered slow.
+/// The round-trip time in seconds up to which a link never counts as slow.
 const QUICK: f64 = 200e-6;
 
 /// A problem of a link.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Finding {
-    /// The link, such as `ps 0 → worker 1`.
+    /// The tasks of the link, such as `ps 0 → worker 1`.
     pub link: String,
-    /// The kind of problem, in one word: `closed`, `refused`, `broken`, `slow`.
+    /// The kind of problem in one word: `closed`, `refused`, `broken` or `slow`.
     pub is: &'static str,
     /// The cause and a remedy.
     pub why: String,
@@ -74,7 +75,8 @@ pub fn findings(links: &[Link]) -> Vec<Finding> {
     all
 }
 
-/// Returns the median of the better half of some figures; 0 if there are none. `order` sorts the best figure first.
+/// Returns the median of the better half of some figures; 0 if there are none. `order` sorts the better of two figures
+/// first.
 fn median_of_best_half(mut figures: Vec<f64>, order: impl Fn(&f64, &f64) -> std::cmp::Ordering) -> f64 {
     figures.sort_by(order);
     let half = figures.len().div_ceil(2);

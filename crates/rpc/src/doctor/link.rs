@@ -1,9 +1,9 @@
-//! The result of measuring the link between two tasks.
+//! [`Link`]: the result of measuring the link between two tasks.
 
 use distribute_cluster::Task;
 use serde::{Deserialize, Serialize};
 
-/// The link from one task to another, as measured.
+/// The measured link from one task to another.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Link {
     /// The task that has called.
@@ -24,7 +24,7 @@ pub enum State {
     Open {
         /// The median round trip of a small message, in seconds.
         round_trip: f64,
-        /// The bandwidth in one direction, in bytes per second: the best of a few attempts.
+        /// The highest bandwidth in one direction of a few attempts, in bytes per second.
         bandwidth: f64,
     },
     /// No process answers at the address.
@@ -41,7 +41,7 @@ pub enum State {
     },
     /// The other side is a worker that is currently training, so it does not answer calls.
     Training,
-    /// The link failed during the measurement, or the task that was to measure it failed.
+    /// The link failed during the measurement, or the task that should measure it failed.
     Broken {
         /// A description of the failure.
         why: String,

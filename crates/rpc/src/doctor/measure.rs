@@ -8,11 +8,10 @@ use distribute_net::handshake::Reason;
 use distribute_net::{ConnectError, Message, SharedMemory};
 use std::time::Duration;
 
-/// The name of the service that echoes messages.
+/// The name of the service that echoes messages and measures links.
 pub(crate) const NAME: &str = "doctor";
 
-/// The number of small messages whose round trip is measured. Before them, [`WARM`] messages are sent that are not
-/// measured.
+/// The number of small messages whose round trip is measured, after [`WARM`] that are not.
 const ROUND_TRIPS: usize = 50;
 const WARM: usize = 5;
 

@@ -7,7 +7,7 @@
 //! | `link` | [`Link`] and its [`State`]: the result for one link |
 //! | `findings` | [`findings`]: the problems of links, a pure function |
 //! | `report` | [`Report`]: links and problems, as a table and as JSON |
-//! | `measure`, `service` | the measurement of one link, and the service on every server that takes part in it |
+//! | `measure`, `service` | the measurement of one link, and the service of every server that answers it |
 
 mod examine;
 mod findings;
@@ -29,7 +29,7 @@ pub(crate) use service::Examiner;
 use distribute_net::Settings;
 use std::time::Duration;
 
-/// Returns the settings for connections that are only used for measurements, so that closing them takes little time.
+/// Returns the settings of connections for measurements, which take little time to close.
 fn settings() -> Settings {
     Settings {
         shutdown_idle_timeout: Duration::from_millis(500),

@@ -11,12 +11,13 @@ use crate::server::Server;
 use distribute_cluster::{ClusterSpec, Task};
 use std::time::Duration;
 
-/// The maximum time that other tasks wait for the leader to finish, in addition to `patience`.
+/// The maximum time in addition to `patience` for which other tasks wait until the leader ends them.
 const LONGEST: Duration = Duration::from_secs(600);
 
-/// Participates as a task whose server is configured by `builder`. The leader is the chief, or worker 0 if the cluster
-/// has no chief, or the first task if it has neither. It waits at most `patience` for the others, measures all links,
-/// ends the other servers, and returns the report. The other tasks then return `None`.
+/// Runs the server that `builder` configures as one of the cluster's tasks, all of which call this function. The leader
+/// is the chief, or worker 0 if there is no chief, or the first task if there is neither. It waits at most `patience`
+/// for the others, measures all links, ends the other servers, and returns the report. The other tasks return `None`
+/// when their servers end.
 ///
 /// # Errors
 /// Returns the errors of [`ServerBuilder::start`], and [`ServerError::Broken`] if the server failed, or if the leader
@@ -60,7 +61,8 @@ fn wait(server: &Server, timeout: Duration) -> Result<(), ServerError> {
     }
 }
 
-/// Returns the task that measures: the first one that may end the others. Returns `None` if the cluster is empty.
+/// Returns the task that measures, which is the first one that may end the other servers. Returns `None` if the cluster
+/// is empty.
 fn leader(cluster: &ClusterSpec) -> Option<Task> {
     cluster.tasks().map(|(task, _)| task).find(|task| may_stop_servers(cluster, task))
 }

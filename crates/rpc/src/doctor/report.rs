@@ -1,4 +1,4 @@
-//! The results as a table and as JSON.
+//! [`Report`]: the results for all links, as a table and as JSON.
 
 use super::findings::{Finding, findings, micros, rate};
 use super::link::{Link, State};
@@ -14,19 +14,19 @@ pub struct Report {
 }
 
 impl Report {
-    /// Creates the report on the given links, with their problems.
+    /// Creates the report on the given links, and finds their problems.
     pub fn new(links: Vec<Link>) -> Self {
         let findings = findings(&links);
         Self { links, findings }
     }
 
-    /// Returns whether there are no problems.
+    /// Returns whether no link has a problem.
     pub fn is_healthy(&self) -> bool {
         self.findings.is_empty()
     }
 
-    /// Returns the links as lines of a table. `colour` adds a color to the word of a state. Its second argument is
-    /// `true` if the link works, or need not work because the other side is training.
+    /// Returns the links as lines of a table. `colour` colors the word for a state. Its second argument is whether the
+    /// link is healthy: it works, or the other side is training and need not answer.
     pub fn table(&self, colour: impl Fn(&str, bool) -> String) -> Vec<String> {
         let head = ["from", "to", "address", "state", "round trip", "bandwidth"].map(str::to_owned);
         let rows: Vec<[String; 6]> = std::iter::once(head).chain(self.links.iter().map(row)).collect();
@@ -53,7 +53,7 @@ impl Report {
 }
 
 impl Link {
-    /// Returns whether the link works, or need not work because the other side is training.
+    /// Returns whether the link works, or the other side is training and need not answer.
     fn is_healthy(&self) -> bool {
         matches!(self.state, State::Open { .. } | State::Training)
     }

@@ -1,4 +1,4 @@
-//! The service of every server that measures links.
+//! The service by which each server takes part in measuring links.
 
 use super::link::State;
 use super::measure::{NAME, exchange, reach};
@@ -10,18 +10,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// A request to measure the link to another task. It is the head of a call, as JSON. A call whose head does not begin
-/// with `{` is echoed instead.
+/// A request to measure the link to another task, which is the head of a call, as JSON. Calls whose head does not begin
+/// with `{` are echoed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) struct Probe {
     /// The task at the other end of the link.
     pub probe: Task,
-    /// The maximum time to reach the other task's server, and for each call, in milliseconds.
+    /// The maximum time in milliseconds to reach the other task's server, and for each call to it.
     pub patience_ms: u64,
 }
 
-/// The maximum time for a measurement to connect, and for each of its calls, regardless of the request.
+/// The upper limit on the request's `patience_ms`.
 const LONGEST: Duration = Duration::from_secs(60);
 
 /// A service that echoes messages, and measures links to the other tasks of its cluster. A request that arrives during
@@ -67,7 +67,7 @@ impl Service for Examiner {
     }
 }
 
-/// A guard for a measurement. When it is dropped, even by a panic, the next measurement may begin.
+/// A guard for a measurement. Dropping it, even in a panic, permits the next measurement.
 struct BusyGuard(Arc<AtomicBool>);
 
 impl Drop for BusyGuard {
