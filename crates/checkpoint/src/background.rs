@@ -48,12 +48,12 @@ impl SaveHandle {
         self.save.is_finished()
     }
 
-    /// Waits until the save has succeeded, for at most `timeout`, and returns the path of the checkpoint. May be called
-    /// again.
+    /// Waits until the save has succeeded, for at most `timeout`, and returns the path of the checkpoint. It may be
+    /// called repeatedly.
     ///
     /// # Errors
-    /// - [`Error::Background`]: the save failed. The latest checkpoint is the one before, unless only an old one could
-    ///   not be removed.
+    /// - [`Error::Background`]: the save failed. The previous checkpoint remains the latest, unless the only failure
+    ///   was that an old checkpoint could not be removed.
     /// - [`Error::Unfinished`]: the save is still under way after `timeout`, or has made no progress for five minutes.
     ///   It continues.
     pub fn wait(&self, timeout: Duration) -> Result<PathBuf> {

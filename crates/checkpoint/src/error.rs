@@ -58,7 +58,8 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
-    /// A save in the background failed. The latest checkpoint is the one before.
+    /// A save in the background failed. The previous checkpoint remains the latest, unless the only failure was that
+    /// an old checkpoint could not be removed.
     #[error("the save of {} in the background failed: {source}", path.display())]
     Background {
         /// The path at which the checkpoint was to be saved.

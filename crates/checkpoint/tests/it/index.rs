@@ -1,4 +1,4 @@
-//! Altered indices.
+//! Reads and alters the index of a checkpoint.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Tensors to save.
+//! Creates tensors of any dtype to save.
 
 use distribute_tensor::{DType, HostTensor};
 

@@ -57,7 +57,7 @@ impl fmt::Display for InputContext {
 mod tests {
     use super::*;
 
-    /// Checks IN-1.
+    /// Checks IN-1: a global batch size is divided by the number of replicas, or refused if it is not divisible.
     #[test]
     fn a_global_batch_is_divided_or_refused() {
         let context = InputContext { num_replicas_in_sync: 8, ..Default::default() };

@@ -20,7 +20,7 @@ pub struct Deals {
     blocks: Arc<Vec<Arc<[u32]>>>,
     /// The worker of each of the other files, which are fewer than [`BLOCK`].
     rest: Vec<u32>,
-    /// A checksum of the workers of all dealt files.
+    /// A checksum of the list of workers, one for each dealt file.
     checksum: u32,
 }
 
@@ -84,8 +84,9 @@ impl Deals {
 /// so all decide alike.
 ///
 /// Between two steps, there are one or more rounds. In a round, each worker reports whether it needs a file. A worker
-/// that needs another file before the next step has small files, so it gets twice the number. It never gets more than
-/// half of its share of the remaining files, so that the other workers have files at the end.
+/// that needs files in several rounds before the same step has small files, so each round deals it double the number
+/// of the last one. A round deals it at most half of its share of the remaining files, but at least one, so that files
+/// are left for the other workers at the end.
 #[derive(Clone, Debug)]
 pub(super) struct Dealer {
     workers: Vec<WorkerState>,

@@ -79,7 +79,8 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    /// Checks FN-1 and IN-2.
+    /// Checks FN-1 and IN-2: for a layout, the function is called once for each input pipeline, and later passes use
+    /// the same datasets.
     #[test]
     fn it_is_called_once_for_each_pipeline() {
         let calls = Arc::new(AtomicUsize::new(0));
@@ -115,7 +116,7 @@ mod tests {
         drop(first);
     }
 
-    /// Checks INV-13.
+    /// Checks INV-13: an error of the function names the input pipeline and contains the cause, also after a panic.
     #[test]
     fn an_error_or_a_panic_names_the_pipeline() {
         let failing = Function::<i64>::new(false, |context| match context.input_pipeline_id {

@@ -43,7 +43,7 @@ impl<T> std::fmt::Debug for Lockstep<T> {
     }
 }
 
-/// The steps of all workers, and the dealer of their files.
+/// The steps of all workers. If files are dealt, also the dealer, which gives files to the workers that need them.
 pub(super) struct AllSteps {
     workers: Vec<Steps>,
     dealer: Option<Dealer>,

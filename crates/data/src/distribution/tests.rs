@@ -133,7 +133,7 @@ fn batches_are_cut_evenly_whatever_the_policy() {
     }
 }
 
-/// Checks DIST-8, AS-6 and AS-2.
+/// Checks DIST-8, AS-6 and AS-2: with TensorFlow's rule, replicas get exactly the rows that they get in TensorFlow.
 #[test]
 fn tensorflows_rule_cuts_to_the_letter() {
     let rule = SplitRule::TensorFlow;
@@ -159,7 +159,7 @@ fn tensorflows_rule_cuts_to_the_letter() {
     assert_eq!(steps[1], [[[2], [3]], [[2], [3]]]);
 }
 
-/// Checks AS-10.
+/// Checks AS-10: a hint becomes the worker's shard, and a pipeline with a hint needs the policy `Hint`.
 #[test]
 fn a_hint_is_replaced_where_it_stands() {
     let data = Dataset::range(8).shard_hint().map(|x| 10 * x).batch(4);
@@ -170,7 +170,8 @@ fn a_hint_is_replaced_where_it_stands() {
     assert!(matches!(refused.err(), Some(Error::Hinted)));
 }
 
-/// Checks AS-4, DIST-9 and AS-11.
+/// Checks AS-4, DIST-9 and AS-11: sources that are not files, elements that are not batches, and wrong numbers of
+/// workers are refused with advice.
 #[test]
 fn an_impossible_split_is_refused_before_the_first_step() {
     let file = DistributeOptions { policy: AutoShardPolicy::File, ..Default::default() };
@@ -189,7 +190,8 @@ fn an_impossible_split_is_refused_before_the_first_step() {
     assert!(matches!(plan.worker(2, 0).err(), Some(Error::Worker { worker: 2, workers: 2 })));
 }
 
-/// Checks ITER-4 and FN-2.
+/// Checks ITER-4 and FN-2: replicas whose dataset has ended get empty batches until all have ended, or all stop with
+/// the first of them if the user chose `StopAll`.
 #[test]
 fn datasets_of_a_function_are_dealt_to_the_replicas() {
     let make = |context: InputContext| {
@@ -209,7 +211,7 @@ fn datasets_of_a_function_are_dealt_to_the_replicas() {
     assert_eq!(ids(each.lockstep(0).unwrap()), [[[vec![0, 2], vec![1, 3]]], [[vec![4], vec![]]]]);
 }
 
-/// `Drop` needs full global batches: over all workers together, not over one worker.
+/// Checks that `Drop` needs full global batches: over all workers together, not over one worker.
 #[test]
 fn a_single_worker_has_the_size_of_a_complete_batch() {
     for policy in [AutoShardPolicy::Data, AutoShardPolicy::Off] {
@@ -277,7 +279,8 @@ at the end: a shorter last batch is split evenly; replicas without data get batc
     assert_eq!(values(&Dataset::range(1)), [0]);
 }
 
-/// Workers with different batches would lose some elements and repeat others.
+/// Checks that workers that share batches must have the same ones. Otherwise some elements would be lost and others
+/// repeated.
 #[test]
 fn batches_that_all_share_have_to_be_the_same_for_all() {
     let data = Dataset::range(8).map_unordered(2, |x| x).batch(4);

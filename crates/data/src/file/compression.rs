@@ -90,8 +90,9 @@ impl Compression {
         self.unpack(location, |head| Some(plain(head))).map(|(bytes, _)| bytes)
     }
 
-    /// Opens a file. Returns a reader of its decompressed bytes, and whether the file was compressed. `plain`
-    /// returns whether the first bytes belong to the format, or `None` if the format cannot tell.
+    /// Opens a file. Returns a reader of its decompressed bytes, and whether the file was compressed. `plain` is
+    /// called with the first bytes of the file. It returns whether an uncompressed file of the caller's format begins
+    /// like this, or `None` if the format cannot tell.
     pub(crate) fn unpack(
         self,
         location: &Location,

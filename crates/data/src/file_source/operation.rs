@@ -174,7 +174,8 @@ mod tests {
         all
     }
 
-    /// Checks AS-3, AS-5 and AS-8.
+    /// Checks AS-3, AS-5 and AS-8: the automatic policy shards by files if there is one for each worker, or else by
+    /// data. The policy `File` is then refused.
     #[test]
     fn workers_read_files_of_their_own_where_there_are_enough() {
         let data = text_lines(three()).batch(2);

@@ -70,7 +70,8 @@ impl Running {
         Ok(Self { receiver, thread, passes: 0, kept: None })
     }
 
-    /// Blocks until one element is available, and takes others that are ready, up to `max` in total.
+    /// Blocks until an element is available, and returns it with others that are ready, up to `max` in total. Returns
+    /// `None` at the end.
     fn pull(&mut self, max: usize) -> Option<Result<Chunk>> {
         // This wait ends with the thread, see [`AheadStage`].
         let (first, passes) = match self.kept.take() {

@@ -130,7 +130,8 @@ mod tests {
         }
     }
 
-    /// A filter that keeps no element of many repetitions must not return an error before the second dataset.
+    /// Checks that a filter that keeps no element of many repetitions does not return an error before the second
+    /// dataset.
     #[test]
     fn elements_that_come_after_many_repetitions_are_kept() {
         let many = Dataset::range(3).repeat(500).concatenate(&Dataset::range(9));

@@ -7,16 +7,19 @@ use crate::{Cardinality, Dataset, Error, Result};
 use distribute_tensor::Nest;
 
 impl<T: Nest> Dataset<T> {
-    /// Repeats the dataset `times` times. In each repetition, shuffles of the dataset have their next order. A
-    /// repetition without elements is counted as well. After 100 consecutive repetitions without elements, the pass
-    /// returns [`Error::EmptyPasses`], unless the dataset is known to be empty.
+    /// Repeats the dataset `times` times. Shuffles in the dataset have a different order in each repetition.
+    ///
+    /// Repetitions without elements count as well, but after 100 consecutive ones the pass returns
+    /// [`Error::EmptyPasses`], unless the dataset is known to be empty.
     #[doc(alias = "tf.data.Dataset.repeat")]
     pub fn repeat(&self, times: usize) -> Self {
         Self::of(Repeat { input: self.pipeline().clone(), times: Some(times) })
     }
 
-    /// Repeats the dataset forever. If it is known to be empty, the result ends immediately. After 100 consecutive
-    /// repetitions without elements, any other dataset results in [`Error::EmptyPasses`].
+    /// Repeats the dataset forever. Shuffles in the dataset have a different order in each repetition.
+    ///
+    /// A dataset that is known to be empty ends immediately. For any other, the pass returns [`Error::EmptyPasses`]
+    /// after 100 consecutive repetitions without elements.
     #[doc(alias = "tf.data.Dataset.repeat")]
     pub fn repeat_forever(&self) -> Self {
         Self::of(Repeat { input: self.pipeline().clone(), times: None })

@@ -85,7 +85,7 @@ pub(super) fn column(found: &Found, missing: &Missing) -> Converted<(Tensors, Op
 #[derive(Clone, Copy)]
 struct Filled<'a> {
     default: Option<&'a DefaultValue>,
-    /// Whether zero replaces missing values if there is no default, because there is a mask.
+    /// Whether missing values without a default become zero. This is possible if a mask marks them.
     zero: bool,
 }
 

@@ -110,7 +110,8 @@ mod tests {
         assert_eq!(take(UnevenEnds::Drop), [true, false, false, false]);
     }
 
-    /// Checks ITER-3.
+    /// Checks ITER-3: with a function and TensorFlow's rule, a pass stops when a replica has no more data, if the
+    /// shapes are known.
     #[test]
     fn tensorflows_rule_ends_as_tensorflow_does() {
         use UnevenEnds::{Drop, PadEmpty, StopAll};

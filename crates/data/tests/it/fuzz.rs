@@ -197,7 +197,8 @@ fn encoded(name: &str, feature: Feature) -> Vec<u8> {
     Example::from([(name, feature)]).encode()
 }
 
-/// An example that is cut at any byte or has any bit flipped gives an error or values, the same in both readers.
+/// Checks examples that are cut at any byte, or have any bit flipped: if one can be decoded, both readers agree about
+/// it.
 #[test]
 fn damaged_examples() {
     let features = Features::new().with("ids", VarLen::ints()).unwrap();

@@ -104,7 +104,8 @@ fn an_archive_truncated_anywhere_is_an_error_after_its_complete_samples() {
     assert_eq!(read(bytes[..whole].to_vec()).unwrap(), expected());
 }
 
-/// Some writers omit the empty blocks at the end, and a truncated file may have lost samples.
+/// Checks that a file without the empty blocks at the end gives its samples, because some writers omit these blocks.
+/// With `require_end`, it is an error, because a truncated file may have lost samples.
 #[test]
 fn a_file_without_an_end_has_its_samples_and_is_warned_of() {
     let bytes = archive(&FILES);

@@ -21,7 +21,7 @@ struct State {
     files: Mutex<Files>,
     /// The commit of the branch main.
     main: Mutex<String>,
-    /// Changes answers. The requests of the server with large files begin with /cdn/.
+    /// Changes the answers of both servers. Paths at the server of large files begin with `/cdn/`.
     hook: Mutex<Option<Hook>>,
 }
 
@@ -59,7 +59,7 @@ impl Fake {
         commit
     }
 
-    /// Changes all further answers of both servers.
+    /// Changes all further answers of both servers with `hook`, which gets each request and the usual answer.
     pub fn answers(&self, hook: impl Fn(&Request, Reply) -> Reply + Send + 'static) {
         *self.state.hook.lock().unwrap() = Some(Box::new(hook));
     }

@@ -1,4 +1,4 @@
-//! Weights in one file or several.
+//! Tests: downloads of weights that are in one file or in several.
 
 use crate::fake::{Fake, bytes, text};
 use distribute_testing::watched;

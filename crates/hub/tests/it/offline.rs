@@ -1,4 +1,4 @@
-//! The cache without the hub.
+//! Tests: files from the cache if the hub is not used.
 
 use crate::fake::{Fake, ID, text};
 use crate::server::Reply;

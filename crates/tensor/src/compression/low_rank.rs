@@ -112,7 +112,8 @@ impl Shape {
         }
     }
 
-    /// Makes the columns of `p` orthonormal. A column that depends on those before it becomes zero.
+    /// Makes the columns of `p` orthonormal. A column that is a linear combination of the columns before it becomes
+    /// zero.
     pub fn orthogonalize(self, p: &mut [f32]) {
         for k in 0..self.rank {
             let (before, rest) = p.split_at_mut(k * self.rows);

@@ -370,7 +370,7 @@ fn host_tensors_convert() {
     assert_ne!(t, t.cast(DType::I32).unwrap());
 }
 
-/// An empty axis must not hide the others: multiplying them would wrap.
+/// Checks that an empty axis does not hide the overflow of the others: their product would wrap.
 #[test]
 fn shapes_that_overflow_are_refused_in_any_order() {
     const MOST: usize = usize::MAX;
@@ -437,7 +437,7 @@ proptest! {
     }
 }
 
-/// Sums of each replica have the narrow type, as its dense tensor has.
+/// Checks that each replica's rows with the same index are summed in the narrow type, as in its dense tensor.
 // INV-7
 #[test]
 fn rows_of_narrow_types_are_reduced_bit_identically_to_dense_tensors() {

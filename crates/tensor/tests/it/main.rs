@@ -1,4 +1,4 @@
-//! Leaves of trees of tensors.
+//! Tests of leaves, trees and their operations.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 

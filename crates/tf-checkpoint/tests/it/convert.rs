@@ -125,7 +125,8 @@ fn every_dtype_is_converted() {
     }
 }
 
-/// A table of 20 MB is saved in ranges of 8 MiB, whose checksum is compared after the last.
+/// Checks that a table of 20 MB is not saved if it is damaged. It is read in ranges of 8 MiB, so the checksum is only
+/// compared after the last.
 #[test]
 fn a_damaged_table_that_is_read_in_ranges_is_not_saved() {
     let folder = tempfile::tempdir().unwrap();

@@ -241,7 +241,8 @@ fn forged_graphs_are_refused() {
     assert!(error.contains("the paths of its objects are too long"), "{error}");
 }
 
-/// The files have holes, which take no room on the disk.
+/// Checks that a graph or an index larger than its limit is refused without being read. The files are sparse, so they
+/// occupy no space on the disk.
 #[test]
 fn a_graph_and_an_index_beyond_their_limits_are_not_read() {
     let folder = tempfile::tempdir().unwrap();
@@ -364,7 +365,7 @@ proptest! {
         let _ = read(&prefix);
     }
 
-    /// Strings with a valid checksum of all bytes, and any lengths.
+    /// Checks that string tensors with any lengths give no panic if the checksum of all bytes is valid.
     #[test]
     fn no_strings_panic(bytes in proptest::collection::vec(any::<u8>(), 0..40), count in 0usize..6) {
         let entries = vec![(Vec::new(), header(1, 0, 0)), (b"s".to_vec(), entry(7, &[count], 0, bytes.len(), bundle::masked(0)))];

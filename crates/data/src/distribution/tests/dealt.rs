@@ -114,7 +114,7 @@ fn begin(plan: &Distribution<HostTensor>, position: Option<&Position>) -> Vec<Wo
     (0..plan.layout().workers).map(pass).collect()
 }
 
-/// Returns the common position of passes.
+/// Returns the position of the passes, after checking that all have the same one.
 fn position(passes: &[WorkerPass<HostTensor>]) -> Position {
     let positions: Vec<_> = passes.iter().map(WorkerPass::position).collect();
     assert!(positions.iter().all(|position| *position == positions[0]), "{positions:?}");

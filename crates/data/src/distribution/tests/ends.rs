@@ -36,7 +36,8 @@ fn an_iterator_stays_finished_after_the_end_or_an_error() {
     assert!(pass.step().unwrap().is_none());
 }
 
-/// The size of a full step is that of the first step of the pass, not of the first step after the position.
+/// Checks that the size of a full step is that of the first step of the pass, not of the first step after the
+/// position.
 #[test]
 fn a_short_batch_is_dropped_after_a_position() {
     let options = DistributeOptions { ends: UnevenEnds::Drop, ..Default::default() };

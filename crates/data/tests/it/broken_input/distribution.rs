@@ -1,4 +1,4 @@
-//! Inputs that cannot be partitioned over workers and replicas.
+//! Tests: inputs that cannot be partitioned over workers and replicas.
 
 use super::{broken, end, file, refused};
 use distribute_data::{

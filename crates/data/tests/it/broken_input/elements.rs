@@ -1,4 +1,4 @@
-//! Elements that do not fit together, and functions of users.
+//! Tests: elements that do not fit together, and functions of users that fail.
 
 use super::{broken, end, file, refused};
 use distribute_data::{

@@ -1,4 +1,4 @@
-//! Files of every format.
+//! Tests: damaged files of every format.
 
 use super::{broken, file, refused};
 use distribute_data::example::{Example, Features, FixedLen};

@@ -1,4 +1,4 @@
-//! Broken records of every format, skipped and counted.
+//! Tests: broken records of every format that are skipped and counted.
 
 use super::file;
 use distribute_data::example::{Example, Features, FixedLen};
