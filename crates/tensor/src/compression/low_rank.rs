@@ -17,7 +17,7 @@ pub struct Shape {
     pub rows: usize,
     /// The number of columns of the matrix.
     pub columns: usize,
-    /// The number of columns of a factor.
+    /// The number of columns of each factor.
     pub rank: usize,
 }
 
@@ -48,12 +48,12 @@ impl Shape {
         self.rows * self.columns
     }
 
-    /// Returns the number of elements of `P`, one for each row and rank.
+    /// Returns the number of elements of the factor `P`, which has the shape `[rows, rank]`.
     pub fn len_p(self) -> usize {
         self.rows * self.rank
     }
 
-    /// Returns the number of elements of `Q`, one for each column and rank.
+    /// Returns the number of elements of the factor `Q`, which has the shape `[columns, rank]`.
     pub fn len_q(self) -> usize {
         self.columns * self.rank
     }
