@@ -1,4 +1,4 @@
-//! The errors of opening a server's folder, and of saving its tables.
+//! Errors of opening a server's folder and of saving its tables.
 
 use std::io;
 use std::path::PathBuf;
@@ -48,7 +48,8 @@ pub enum OpenError {
         /// The path of the file that contains the version.
         path: PathBuf,
     },
-    /// A snapshot is missing or cannot be read, or the file with the number of the server's life contains no number.
+    /// A snapshot is missing or cannot be read, or the file with the server's number of starts (its *life*) contains no
+    /// number.
     #[error(
         "the snapshot in {}: {reason}. Restore that folder; or empty the folders of all servers, and restore a checkpoint",
         path.display()
@@ -67,8 +68,8 @@ pub enum OpenError {
     },
 }
 
-/// The reason why tables could not be saved. No change is lost: the log keeps all changes since the last snapshot, and
-/// grows.
+/// The reason why tables could not be saved. No change is lost: the log grows, because it keeps all changes since the
+/// last snapshot.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SnapshotError {
@@ -94,7 +95,7 @@ pub enum SnapshotError {
     /// Data of a table cannot be encoded.
     #[error("snapshot: {what} of {name} cannot be written")]
     Head {
-        /// The kind of data.
+        /// The kind of data, such as the manifest.
         what: &'static str,
         /// The name of the table.
         name: String,

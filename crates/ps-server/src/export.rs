@@ -1,9 +1,10 @@
-//! Changed rows as files, for programs that serve them.
+//! The export of changed rows to files, for programs that serve them.
 //!
-//! The exported files of a table are in one folder, in the order of their names: `0000000000.safetensors`, … Each has
-//! the tensors `rows` (`int64`), `versions` (`uint64`) and `values`, and its position in its metadata. A file gets its
-//! name when it is complete. The newest file is the only record of what was exported, so an export that was killed
-//! continues without missing or repeating a row.
+//! The exported files of a table are in one folder, in the order of their names: `0000000000.safetensors`, … Each
+//! contains the tensors `rows` (`int64`), `versions` (`uint64`) and `values`, and its position in its metadata.
+//!
+//! A file gets its name only when it is complete. The newest file is the only record of what was exported, so an export
+//! that was killed continues without missing or repeating a row.
 
 use distribute_checkpoint::file_dtype;
 use distribute_files::{LockFile, WholeFile};
@@ -18,11 +19,11 @@ use std::time::Duration;
 /// The suffix of the names of exported files.
 const SUFFIX: &str = ".safetensors";
 
-/// The name of the file that an export locks. No exported file has this name, because exported files have a suffix.
-/// Callers escape names of tables that begin with a dot, so no folder of a table has it either.
+/// The name of the file that an export locks. It has no suffix, so no exported file has this name. Callers escape names
+/// of tables that begin with a dot, so no folder of a table has it either.
 const LOCK: &str = ".lock";
 
-/// The maximum length of a header in bytes. A header describes three tensors, and contains a few numbers.
+/// The maximum length of a file's header in bytes. A header describes three tensors, and contains a few numbers.
 const MAX_HEADER: u64 = 1 << 20;
 
 /// The reason why rows cannot be exported.
@@ -73,11 +74,11 @@ pub struct ExportedFile {
     pub path: PathBuf,
     /// The number of rows.
     pub rows: usize,
-    /// Whether the file contains all rows of the table, so that a reader must drop the rows of earlier files.
+    /// Whether the file contains all rows of the table. Readers must then drop the rows of earlier files.
     pub complete: bool,
 }
 
-/// The folder to which the changed rows of one table are exported. It is locked until the value is dropped.
+/// An export of the changed rows of one table to a folder. The folder is locked until this value is dropped.
 ///
 /// ```
 /// use distribute_cluster::{ClusterSpec, Job};
@@ -113,13 +114,13 @@ pub struct TableExport {
     position: Option<LogPosition>,
     /// The table of the newest file.
     table: Option<String>,
-    /// Each file whose number is a multiple of this number contains all rows. 0 means that there is no such rule.
+    /// The interval between files that contain all rows; 0 for none after the first.
     complete_every: u64,
     _lock: LockFile,
 }
 
 impl TableExport {
-    /// Opens the folder of a table, or creates it. The export continues after the newest file.
+    /// Opens the folder for a table, or creates it. The export continues after the newest file.
     ///
     /// # Errors
     /// - [`ExportError::Io`]: the folder cannot be read or created.
@@ -143,7 +144,7 @@ impl TableExport {
         Ok(Self { folder, next, position, table, complete_every: 0, _lock: lock })
     }
 
-    /// Makes each file whose number is a multiple of `files` contain all rows, so that new readers can begin with it,
+    /// Makes each file whose number is a multiple of `files` contain all rows. New readers can begin with such a file,
     /// and older files can be removed. With 0, the default, only the first file contains all rows.
     #[must_use]
     pub fn complete_every(self, files: u64) -> Self {
@@ -202,7 +203,7 @@ impl TableExport {
     }
 }
 
-/// Returns the rows of a table that have changed since a position.
+/// Requests the rows of a table that have changed since a position, or all rows.
 fn changed(
     channel: &dyn Channel,
     table: &str,
@@ -226,12 +227,12 @@ fn number(name: &str) -> Option<u64> {
     name.strip_suffix(SUFFIX)?.parse().ok()
 }
 
-/// Returns the dtype of exported values; `None` if rows of this dtype are not exported.
+/// Returns the dtype of the exported values; `None` if rows of this dtype cannot be exported.
 fn exported(dtype: DType) -> Option<Dtype> {
     file_dtype(dtype).filter(|dtype| *dtype != Dtype::C64)
 }
 
-/// Returns a file with changed rows.
+/// Encodes changed rows as the contents of a file.
 fn encode(table: &str, changed: &ChangedRows) -> Result<Vec<u8>, ExportError> {
     let ChangedRows { position, complete, rows, numbers, values } = changed;
     let unsupported = || ExportError::DType { table: table.to_owned(), dtype: values.dtype() };
@@ -258,7 +259,7 @@ fn encode(table: &str, changed: &ChangedRows) -> Result<Vec<u8>, ExportError> {
     safetensors::serialize(views, Some(metadata)).map_err(|_| unsupported())
 }
 
-/// Returns the position and the table in the metadata of an exported file.
+/// Reads the position and the name of the table from an exported file.
 fn about(path: &Path) -> Result<(LogPosition, String), ExportError> {
     let wrong = |reason: &str| ExportError::File { path: path.to_path_buf(), reason: reason.to_owned() };
     let header = header(path).map_err(ExportError::io("reading", path))?;
@@ -271,7 +272,7 @@ fn about(path: &Path) -> Result<(LogPosition, String), ExportError> {
     about.ok_or_else(|| wrong("has no position"))
 }
 
-/// Reads the header of a file; `None` if it is too long.
+/// Reads the header of a file; `None` if its length exceeds the maximum.
 fn header(path: &Path) -> io::Result<Option<Vec<u8>>> {
     use std::io::Read;
     let mut file = distribute_files::open(path)?;

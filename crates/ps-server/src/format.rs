@@ -1,5 +1,5 @@
-//! The file that contains the version of a folder's format. It is written after the folder's log exists: from then on,
-//! a missing log is damage.
+//! The file with the version of a folder's format. It is written once the folder's log exists. If the log is missing
+//! after that, it was lost.
 
 use crate::OpenError;
 use distribute_files::WholeFile;
@@ -13,7 +13,7 @@ fn path(folder: &Path) -> PathBuf {
     folder.join("format")
 }
 
-/// Returns whether a folder has been initialized.
+/// Returns whether a folder has this file, with the current version.
 ///
 /// # Errors
 /// - [`OpenError::Version`]: the folder has a different version.
@@ -30,7 +30,7 @@ pub(crate) fn check(folder: &Path) -> Result<bool, OpenError> {
     }
 }
 
-/// Marks a folder as initialized.
+/// Writes the file, which marks the folder as initialized.
 pub(crate) fn write(folder: &Path) -> Result<(), OpenError> {
     let path = path(folder);
     WholeFile::write(&path, VERSION.as_bytes()).map_err(OpenError::io("writing", path))

@@ -1,4 +1,4 @@
-//! The inspection of a server's folder while the server is not running.
+//! The inspection and repair of the folder of a server that is not running.
 
 use crate::codec::EncodedRequest;
 use crate::log::{self, LogFacts, ReadError};
@@ -33,14 +33,14 @@ pub struct Damage {
     pub path: PathBuf,
     /// The range of unreadable bytes; empty if a file is missing.
     pub bytes: Range<u64>,
-    /// A description of the damage, formulated as the end of a sentence that begins with the name of the file.
+    /// A description of the damage, which continues a sentence that begins with the name of the file.
     pub reason: String,
     /// The number of lost changes; `None` if it is unknown because no readable record follows.
     pub lost: Option<u64>,
 }
 
-/// Inspects the folder of a server that is not running, and returns the number of changes in its log and the damage.
-/// The folder is locked until the returned value is dropped, and is not changed.
+/// Inspects the folder of a server that is not running: counts the changes in its log, and finds damage. The folder is
+/// locked until the returned value is dropped, and is not changed.
 ///
 /// # Errors
 /// - [`OpenError::InUse`]: a server uses the folder.
@@ -106,18 +106,18 @@ pub fn inspect(folder: impl AsRef<Path>) -> Result<Inspection, OpenError> {
 }
 
 impl Inspection {
-    /// Returns the number of changes in the log that can be replayed. Earlier changes are in the saved tables.
+    /// Returns the number of changes in the log that a server would replay. Earlier changes are in the saved tables.
     pub fn changes(&self) -> u64 {
         self.changes
     }
 
-    /// Returns the damage, in the order of the log. A server only starts if there is no damage.
+    /// Returns the damage, in the order of the log. A server starts only if there is none.
     pub fn damage(&self) -> &[Damage] {
         &self.damage
     }
 
-    /// Removes the damage from the log, and returns the paths of copies of the original files, which are made in the
-    /// folder `set-aside`. All readable changes are kept; the others are lost.
+    /// Removes the damage from the log. All readable changes are kept; the others are lost. The original files are
+    /// first copied to the folder `set-aside`. Returns the paths of these copies.
     ///
     /// # Errors
     /// - [`OpenError::Io`]: a file cannot be read or written. Copies in `set-aside` stay there, and some files may

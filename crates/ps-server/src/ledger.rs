@@ -1,18 +1,18 @@
-//! The record of changes that were already applied for clients.
+//! A record of the changes that were applied for each client.
 
 use distribute_cluster::Deadline;
 use distribute_ps_tables::{Admission, ClientPushes, Error, PushWindows, Refusal, RefusalKind};
 use parking_lot::{Condvar, Mutex};
 use std::time::Duration;
 
-/// The maximum number of clients of which a record is kept, which takes about 300 bytes for each client. If there are
-/// more clients, the record of the least recently active one is discarded.
+/// The maximum number of clients that are recorded, each of which takes about 300 bytes. The record of another client
+/// replaces that of the least recently active one.
 const CLIENTS: usize = 65_536;
 
-/// The maximum time that a repeated change waits for the first attempt, if that is still in progress.
+/// The maximum time for which a repeated change waits for its first attempt to complete.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The decision about a received change.
+/// The decision whether a received change is applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Decision {
     /// The change is new.
@@ -21,7 +21,7 @@ pub(crate) enum Decision {
     Applied,
 }
 
-/// The record of all clients' changes: a [`PushWindows`] for use by several threads.
+/// A record of the changes of all clients: a [`PushWindows`] for several threads.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     windows: Mutex<PushWindows>,
@@ -35,7 +35,7 @@ impl Default for Ledger {
 }
 
 impl Ledger {
-    /// Decides whether a change is applied. If an earlier attempt is in progress, this waits until it has completed.
+    /// Decides whether a change is applied. Waits if an earlier attempt is in progress.
     ///
     /// # Errors
     /// - [`RefusalKind::Busy`]: the earlier attempt is still in progress after 20 seconds, or there are too many
@@ -69,12 +69,12 @@ impl Ledger {
         self.changed.notify_all();
     }
 
-    /// Records the result of a change from a log, or of one that was replicated.
+    /// Records the result of a change that was read from a log or received from another server.
     pub fn record(&self, client: u64, sequence: u64, applied: bool) {
         self.windows.lock().record(client, sequence, applied);
     }
 
-    /// Returns whether a client is recorded, or its record may have been discarded.
+    /// Returns whether the changes of a client are recorded, or were recorded and may have been discarded.
     pub fn may_remember(&self, client: u64) -> bool {
         self.windows.lock().may_remember(client)
     }
@@ -89,7 +89,7 @@ impl Ledger {
         self.windows.lock().restore(pushes)
     }
 
-    /// Replaces all records. After an error, the existing ones are kept.
+    /// Replaces all records. After an error, the existing ones remain.
     pub fn replace(&self, clients: &[ClientPushes]) -> Result<(), Error> {
         let mut windows = PushWindows::new(CLIENTS);
         clients.iter().try_for_each(|client| windows.restore(client))?;

@@ -4,7 +4,8 @@
 //! disk. It does not depend on strategies or models.
 //!
 //! A change passes through [`Connection`], its flow control, the codec, the service, the codec, the ledger, the log and
-//! the tables, and then its response returns. Other threads save each table, and then remove earlier logs.
+//! the tables. Then the response returns to the client. Other threads save the tables, and remove the parts of the log
+//! that are no longer needed.
 //!
 //! | module | contents |
 //! |---|---|
@@ -13,13 +14,13 @@
 //! | `options`, `error` | [`ServerOptions`]: the folder and the intervals of writes; [`OpenError`] |
 //! | `store` | the tables, the ledger and the log of one server, and the order of changes |
 //! | `export` | [`TableExport`]: the rows of a table that have changed, as files |
-//! | `outgoing` | the limit on responses that clients have not received yet |
-//! | `ledger` | the changes that were made, for all clients |
-//! | `log` | changes on disk, before they are acknowledged |
+//! | `outgoing` | a limit on responses that clients have not received yet |
+//! | `ledger` | the changes that were applied for each client |
+//! | `log` | changes on disk, written before they are acknowledged |
 //! | `format` | the version of a folder |
-//! | `inspect` | [`inspect`](fn@inspect): the damage in a folder, and its repair |
-//! | `snapshot` | all tables on disk, so that the log can start again |
-//! | `replica` | [`Replicas`]: a second server with the state of a server |
+//! | `inspect` | [`inspect`](fn@inspect): finds and repairs damage in a folder |
+//! | `snapshot` | all tables on disk, so that the log can begin again |
+//! | `replica` | [`Replicas`]: copies of servers on other servers |
 //! | `codec` | requests and responses as messages |
 //!
 //! ```
@@ -56,11 +57,12 @@
 //!   the order in which they were started, even if connections are lost.
 //! - A server with a folder appends each change to a log before it applies it. It acknowledges the change when the
 //!   change is as safe as [`Durability`] requires. After a restart it has the same state, including the numbers of
-//!   changes. A record that was being written when the process was killed was not acknowledged, and is set aside with a
-//!   warning. Any other difference from the written bytes is an error with the file and the offset;
+//!   changes.
+//! - If a server was killed while it wrote a record, the change was not acknowledged. The incomplete record is set
+//!   aside with a warning. Any other difference from the written bytes is an error with the file and the offset;
 //!   [`inspect`](fn@inspect) lists the lost changes.
-//! - If the disk is full or fails, changes are rejected. They have no effect, unless the disk fails when an applied
-//!   change is synced to it. Reads continue.
+//! - If the disk is full or fails, changes are rejected. They have no effect, unless the disk fails while it syncs a
+//!   change that was applied. Reads continue.
 //! - Received bytes are checked before they are used. Invalid requests are rejected, and the server continues.
 
 #![forbid(unsafe_code)]
@@ -88,13 +90,13 @@ pub use options::{Durability, ServerOptions};
 pub use replica::Replicas;
 pub use server::ParameterServer;
 
-/// The name of the service.
+/// The name of the service of [`ParameterServer`].
 pub const SERVICE: &str = "parameters";
 
 /// The name of the service of [`Replicas`].
 pub const REPLICAS: &str = "replicas";
 
-/// The guide, whose code blocks are run as tests.
+/// The guide to parameter servers, whose code blocks run as tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/clusters/parameter-servers.md")]
 struct Guide;

@@ -1,12 +1,13 @@
-//! The settings of a server: its folder, and the intervals at which it writes to the folder.
+//! [`ServerOptions`]: the folder of a server, and how often the server writes to it.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The durability of acknowledged changes. With every variant, nothing is lost if only the process is killed.
+/// The point at which a change is safe enough to be acknowledged. With every variant, a kill of the process loses
+/// nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
-    /// The change is on disk: nothing is lost in a power failure. Concurrent changes share one sync.
+    /// The change is on disk, so that a power failure loses nothing. Concurrent changes share one sync.
     Disk,
     /// The change is in the page cache, and is synced to disk within the given time.
     Soon(Duration),
@@ -49,25 +50,25 @@ impl ServerOptions {
         }
     }
 
-    /// Sets the durability of acknowledged changes; by default, they are on disk within a second.
+    /// Sets the durability of acknowledged changes. By default, they are on disk within a second.
     pub fn durability(self, durability: Durability) -> Self {
         Self { durability, ..self }
     }
 
-    /// Sets the interval at which all tables are saved if they have changed; one minute by default.
+    /// Sets the interval at which all tables are saved if they have changed. The default is one minute.
     pub fn snapshot_every(self, every: Duration) -> Self {
         Self { every, ..self }
     }
 
-    /// Sets the size of the log in bytes after which all tables are saved before the interval has passed; 256 MiB by
-    /// default. In addition, the log must be at least twice as large as the tables. A server that restarts reads a log
-    /// of up to about the greater of these sizes.
+    /// Sets the size of the log in bytes at which all tables are saved before the interval has passed; 256 MiB by
+    /// default. The log must also be at least twice as large as the tables. A server that restarts therefore reads a
+    /// log of up to about the greater of these sizes.
     pub fn snapshot_after(self, bytes: u64) -> Self {
         Self { after: bytes.max(1), ..self }
     }
 
-    /// Sets the maximum size in bytes of all tables, including slots; by default, three quarters of the memory of the
-    /// machine or container. A request that would exceed the limit is rejected, and changes nothing.
+    /// Sets the maximum size in bytes of all tables, including slots. The default is three quarters of the memory of
+    /// the machine or container. A request that would exceed the limit is rejected and changes nothing.
     pub fn memory(self, bytes: usize) -> Self {
         Self { memory: Some(bytes), ..self }
     }

@@ -8,11 +8,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The maximum number of bytes of responses that a client has not received yet. If there are more, its next request
-/// waits.
+/// The number of bytes of unreceived responses above which a client's next request waits.
 const MAX: u64 = 64 << 20;
 
-/// The interval at which a waiting request checks what the client has read, because no event signals this.
+/// The interval at which a waiting request checks whether the client has read responses, because no event signals this.
 const AGAIN: Duration = Duration::from_millis(1);
 
 /// The number of bytes of responses that each client has not received yet.
@@ -22,7 +21,7 @@ pub(crate) struct Outgoing {
     changed: Condvar,
 }
 
-/// A response that is counted until it is dropped.
+/// The body of a response, which counts as unreceived until it is dropped.
 struct Counted {
     body: Bytes,
     caller: Task,
@@ -30,7 +29,7 @@ struct Counted {
 }
 
 impl Outgoing {
-    /// Waits until a client has received enough of its responses. `reclaim` must release the responses in shared memory
+    /// Waits until a client has received enough of its responses. `reclaim` must release responses in shared memory
     /// that the client has already read.
     ///
     /// # Errors
@@ -62,7 +61,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Adds the size of a body to the client's total, until the returned body is dropped.
+    /// Counts a body as unreceived by the client until the returned body is dropped.
     pub fn count(self: &Arc<Self>, caller: Task, body: Bytes) -> Bytes {
         if body.is_empty() {
             return body;

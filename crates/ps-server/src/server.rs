@@ -1,4 +1,4 @@
-//! The service of a parameter server.
+//! [`ParameterServer`]: the service that executes requests about tables.
 
 use crate::codec::{self, Malformed};
 use crate::log::open_disk;
@@ -11,12 +11,11 @@ use distribute_ps_tables::{Refusal, RefusalKind, Request, Tables};
 use distribute_rpc::{Call, ClientBuilder, Reply, Service};
 use std::sync::Arc;
 
-/// A [`Service`] for a [`Server`](distribute_rpc::Server) that handles requests about the tables of this
-/// process.
+/// A [`Service`] for a [`Server`](distribute_rpc::Server) that executes requests about the tables of this process.
 ///
-/// Each connection has a thread of the server, which executes its requests one after another. Requests of several
-/// connections are executed concurrently, even on the same table. Clones share the same tables, so a server can be
-/// stopped and another one started with them.
+/// Each connection has a thread, which executes its requests one after another. Requests of different connections are
+/// executed concurrently, even on the same table. Clones share the same tables, so a server can be stopped and another
+/// one started with them.
 ///
 /// ```
 /// use distribute_cluster::{ClusterSpec, Job};
@@ -44,7 +43,7 @@ pub struct ParameterServer {
 }
 
 impl ParameterServer {
-    /// Creates a server without tables. It keeps tables only in memory.
+    /// Creates a server without tables, which keeps tables only in memory.
     pub fn new() -> Self {
         Self::of(Store::in_memory())
     }
@@ -68,14 +67,15 @@ impl ParameterServer {
         self
     }
 
-    /// Replicates this server to a follower, unless it already has one. Changes that are acknowledged from then on are
-    /// also on the follower, and a server that restarts without its folder resumes from the follower's copy. `clients`
-    /// connects to the cluster's servers. `by` is the task of the follower, whose server must have the service
-    /// [`REPLICAS`](crate::REPLICAS). `number` is the index of this server.
+    /// Replicates this server to a follower, unless it already has one. Later acknowledged changes are also on the
+    /// follower, and a server that restarts without its folder resumes from the follower's copy.
     ///
-    /// Calls wait until the follower has been reached, for up to a minute, and are then rejected with
-    /// [`RefusalKind::Busy`]. Later, while the follower is unavailable, changes wait for the same time, and are then
-    /// rejected although they were applied on this server.
+    /// `clients` connects to the servers of the cluster. `by` is the task of the follower, whose server must have the
+    /// service [`REPLICAS`](crate::REPLICAS). `number` is the index of this server.
+    ///
+    /// Calls wait up to a minute until the follower was reached once, and are then rejected with [`RefusalKind::Busy`].
+    /// If the follower becomes unavailable later, changes wait for the same time. They are then rejected, although this
+    /// server has applied them.
     ///
     /// # Errors
     /// - [`OpenError::Thread`]: a thread cannot be started.
@@ -84,9 +84,9 @@ impl ParameterServer {
         Ok(self)
     }
 
-    /// Returns the service with which this server follows server `of`. The service must be added under the name
-    /// [`REPLICAS`](crate::REPLICAS). The first call also begins to request this server's copy of that server.
-    /// `clients` connects to the cluster's servers.
+    /// Returns the service with which this server keeps copies of other servers. It must be added under the name
+    /// [`REPLICAS`](crate::REPLICAS). The first call also begins to request the copy of server `of`. `clients` connects
+    /// to the servers of the cluster.
     ///
     /// # Errors
     /// - [`OpenError::Thread`]: a thread cannot be started.
@@ -95,7 +95,7 @@ impl ParameterServer {
     }
 
     /// Saves all tables to the server's folder now, in addition to the automatic snapshots. Changes to a table wait
-    /// while it is copied.
+    /// only while it is copied.
     ///
     /// # Errors
     /// - [`SnapshotError::InMemory`]: the server has no folder.
@@ -145,7 +145,7 @@ impl Service for ParameterServer {
     }
 }
 
-/// Checks that a task may send a call.
+/// Checks that a task may make a call.
 ///
 /// # Errors
 /// - [`RefusalKind::NotAllowed`]: the call begins a job, and its sender is not the chief.

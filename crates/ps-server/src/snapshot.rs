@@ -1,9 +1,8 @@
-//! Snapshots: all tables on disk, so that the log can start again.
+//! Snapshots: all tables on disk, so that the log can begin again.
 //!
-//! A snapshot consists of a checkpoint for each table, `tables-<n>/0`, `tables-<n>/1`, …, and the folder
-//! `snapshot-<n>`, which lists them. This folder is written after all checkpoints. `n` is the number of the log's first
-//! record that is not contained in all of them. For each table, the number of the first record that must be replayed is
-//! stored.
+//! A snapshot consists of a checkpoint for each table, `tables-<n>/0`, `tables-<n>/1`, …, and of its manifest in the
+//! folder `snapshot-<n>`, which is written last. `n` is the number of the first record of the log that is not in all
+//! checkpoints. For each table, the manifest contains the number of the first record to replay.
 
 use crate::store::changed::TableChanges;
 use crate::{OpenError, SnapshotError};
@@ -22,21 +21,20 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The manifest of a snapshot.
+/// The manifest of a snapshot, which lists its tables.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Manifest {
-    /// The number of the log's record at which replay begins.
+    /// The number of the log's record from which on changes are replayed.
     pub start: u64,
-    /// The name of each table, with the number of the first record that is not in its checkpoint.
+    /// The name of each table, and the number of the first record that is not in its checkpoint.
     pub tables: BTreeMap<String, u64>,
-    /// The record of each client: its id, the highest sequence number of its changes, and the sequence numbers of those
-    /// that were applied.
+    /// The record of each client: its id, its highest sequence number, and the sequence numbers of its applied changes.
     clients: Vec<(u64, u64, Vec<u64>)>,
-    /// The greatest number of a job that had begun.
+    /// The greatest number of a job that has begun.
     pub job: u64,
 }
 
-/// The description of a table, without its tensors.
+/// The description of a table without its tensors.
 #[derive(Debug, Serialize, Deserialize)]
 struct TableDescription {
     name: String,
@@ -57,21 +55,21 @@ struct DynamicDescription {
     waiting: Vec<WaitingCounts>,
 }
 
-/// The prefixes of the names of snapshots, and of the folders of their tables.
+/// The prefixes of the names of manifests, and of the folders of tables.
 const SNAPSHOT: &str = "snapshot-";
 const TABLES: &str = "tables-";
 
-/// The name of the tensor that contains the description.
+/// The name of the tensor that contains the description of a table or the manifest.
 const ABOUT: &str = "about";
 
-/// The name of the tensor that contains the changes of closures to a table.
+/// The name of the tensor that contains the changes of closures to the table.
 const CLOSURES: &str = "closures";
 
-/// The name of the tensor that contains the storage of values in bf16, if they are stored so.
+/// The name of the tensor that describes how values in bf16 are stored, if they are.
 const HALVES: &str = "halves";
 
-/// The names of the tensors that contain the changed rows, and the numbers of their changes. The last element of the
-/// second tensor is the number from which on changes are recorded.
+/// The names of the tensors that contain the changed rows, and the number of the last change of each. The second tensor
+/// ends with the number from which on changes are recorded.
 const CHANGED: [&str; 2] = ["changed/rows", "changed/numbers"];
 
 impl Manifest {
@@ -121,7 +119,7 @@ pub(crate) fn exists(folder: &Path, start: u64) -> bool {
     manifest_path(folder, start).exists()
 }
 
-/// Creates the folder of a snapshot's tables. An unfinished one is removed first.
+/// Creates the folder for a snapshot's tables. Removes that of an unfinished snapshot first.
 pub(crate) fn begin(folder: &Path, start: u64) -> Result<(), SnapshotError> {
     let path = tables_path(folder, start);
     if path.exists() {
@@ -130,7 +128,7 @@ pub(crate) fn begin(folder: &Path, start: u64) -> Result<(), SnapshotError> {
     distribute_files::create_private_folder(&path).map_err(SnapshotError::io("making", &path))
 }
 
-/// Writes the `i`-th table of a snapshot.
+/// Writes the table with index `i` of a snapshot.
 pub(crate) fn save_table(
     folder: &Path,
     (start, i): (u64, usize),
@@ -194,7 +192,7 @@ pub(crate) fn save_table(
     Ok(writer.save(tables_path(folder, start).join(i.to_string()), 1)?)
 }
 
-/// Reads the `i`-th table of a snapshot, which must have the given name.
+/// Reads the table with index `i` of a snapshot, which must have the given name.
 pub(crate) fn load_table(
     folder: &Path,
     (start, i): (u64, usize),
@@ -258,7 +256,7 @@ fn load(path: &Path) -> Result<(TableImage, Option<TableChanges>), String> {
     Ok((image, changed))
 }
 
-/// Removes the files of all snapshots except the one with number `start`: earlier ones, and unfinished ones.
+/// Removes the files of all snapshots except the one with number `start`, including unfinished ones.
 pub(crate) fn remove_others(folder: &Path, start: Option<u64>) -> Result<(), OpenError> {
     for name in names(folder)? {
         if destination_name(&name).is_some_and(|name| name.starts_with(SNAPSHOT)) {
@@ -274,7 +272,7 @@ pub(crate) fn remove_others(folder: &Path, start: Option<u64>) -> Result<(), Ope
     Ok(())
 }
 
-/// Returns the numbers that follow a prefix in the names of a folder's entries. Ignores other names.
+/// Returns the numbers in the names of a folder's entries that begin with `prefix`.
 fn numbered(folder: &Path, prefix: &str) -> Result<Vec<u64>, OpenError> {
     let number = |name: &OsString| name.to_str()?.strip_prefix(prefix)?.parse().ok();
     Ok(names(folder)?.iter().filter_map(number).collect())

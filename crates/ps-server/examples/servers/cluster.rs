@@ -1,4 +1,4 @@
-//! A cluster of servers that are processes, and clients that are threads.
+//! A cluster of server processes, and their clients in this process.
 
 use crate::{MINUTE, Result};
 use distribute_cluster::{ClusterSpec, Job, Stopwatch};
@@ -47,7 +47,7 @@ impl Process {
         Ok((process, address))
     }
 
-    /// Returns the number of bytes of memory that the process holds.
+    /// Returns the resident memory of the process in bytes.
     fn resident(&self) -> Result<f64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.0.id()))?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).ok_or("no VmRSS")?;
@@ -81,13 +81,13 @@ impl Cluster {
         (0..clients).map(of).collect()
     }
 
-    /// Returns the number of bytes of memory that all servers hold.
+    /// Returns the resident memory of all servers in bytes.
     pub fn resident(&self) -> Result<f64> {
         self.processes.iter().map(Process::resident).sum()
     }
 
-    /// Kills the first server, starts it again, and sends it a request at once. Returns the bytes of its tables, and
-    /// the seconds until it has answered.
+    /// Kills the first server, starts it again, and sends it a request at once. Returns the size of its tables in
+    /// bytes, and the seconds until it has answered.
     pub fn restart(&mut self, client: &Channels) -> Result<(f64, f64)> {
         drop(self.processes.remove(0));
         let away = Stopwatch::start();
@@ -100,7 +100,7 @@ impl Cluster {
     }
 }
 
-/// Starts a request to each server, and waits for all answers.
+/// Starts a request to each server, and waits for all responses.
 pub fn together(channels: &Channels, request: impl Fn(usize) -> Request) -> Result<Vec<Response>> {
     let started: Vec<Started> = channels
         .iter()
@@ -110,8 +110,7 @@ pub fn together(channels: &Channels, request: impl Fn(usize) -> Request) -> Resu
     Ok(started.into_iter().map(Started::wait).collect::<std::result::Result<_, _>>()?)
 }
 
-/// Repeats `work` on each client for some seconds. Returns the number of repetitions per second, summed over all
-/// clients.
+/// Repeats `work` on each client for `seconds`. Returns the number of repetitions per second of all clients together.
 pub fn rate(
     all: &[Channels],
     seconds: f64,

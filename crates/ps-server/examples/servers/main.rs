@@ -1,11 +1,11 @@
 //! A benchmark of parameter servers over loopback: `cargo run --release -p distribute-ps-server --example servers`.
 //!
-//! The two servers are processes, the two clients are threads. Dense variables are pulled and pushed, rows of 32
+//! The two servers are processes, and the two clients are threads. Dense variables are pulled and pushed, rows of 32
 //! numbers are looked up and scattered, and a lookup of 1,024 rows is timed while another client pushes. Everything is
-//! measured without a log and then with one.
+//! measured without a log, and then with one.
 //!
-//! `-- closures` compares pushes to pushes of closures, which are applied once, in alternate rounds. `-- growth`
-//! measures tables of 10⁵ to 10⁷ rows, and 1 to 8 servers.
+//! `-- closures` compares plain pushes with pushes by closures, which are applied once, in alternate rounds. `--
+//! growth` measures tables of 10⁵ to 10⁷ rows, and 1 to 8 servers.
 
 mod cluster;
 mod work;
@@ -114,7 +114,7 @@ fn rows(all: &[Channels]) -> Result<()> {
     Ok(())
 }
 
-/// Measures lookups of 1,024 rows while another client scatters. Returns the median and p99, in µs.
+/// Measures the time of a lookup of 1,024 rows while another client scatters. Returns the median and p99, in µs.
 fn under_load(all: &[Channels], rows: &Rows<'_>) -> Result<(f64, f64)> {
     let stop = AtomicBool::new(false);
     let mut times = std::thread::scope(|scope| -> Result<Vec<f64>> {
@@ -142,7 +142,7 @@ fn under_load(all: &[Channels], rows: &Rows<'_>) -> Result<(f64, f64)> {
     Ok((at(0.5), at(0.99)))
 }
 
-/// Measures the cost of changes that contain the closure by which they are made.
+/// Measures how much slower pushes are if each contains the number of its closure.
 fn closures() -> Result<()> {
     const ROUNDS: usize = 15;
     const SECONDS: f64 = 0.5;
@@ -184,7 +184,7 @@ fn closures() -> Result<()> {
     })
 }
 
-/// Measures rows of larger tables, and of tables on more servers.
+/// Measures lookups and scatters in larger tables, and in tables on more servers.
 fn growth() -> Result<()> {
     println!(
         "| servers | rows | M rows/s looked up | scattered | lookup of 1,024 under load, p50, µs | p99 | MB a million rows |"

@@ -1,4 +1,4 @@
-//! The requests of clients: for a dense variable, and for tables.
+//! The requests of clients, for a dense variable and for tables.
 
 use crate::cluster::{Channels, together};
 use crate::{MINUTE, Result};
@@ -25,7 +25,7 @@ fn create(channels: &Channels, name: &str, contents: impl Fn(usize) -> Contents)
     Ok(())
 }
 
-/// Creates a dense variable, with [`ELEMENTS`] on each server.
+/// Creates a dense variable of zeros, with [`ELEMENTS`] elements on each server.
 pub fn create_dense(channels: &Channels) -> Result<()> {
     let zeros = HostTensor::zeros(DType::F32, [ELEMENTS])?;
     create(channels, "dense", |_| Contents::Values(zeros.clone()))
@@ -58,14 +58,14 @@ pub fn create_ids(channels: &Channels, name: &str) -> Result<()> {
     })
 }
 
-/// A closure, and the number below which all closures have ended.
+/// The number of a closure, and the number below which all closures have completed.
 #[derive(Clone, Copy)]
 pub struct Closure {
     number: u64,
     floor: u64,
 }
 
-/// The closures of clients. Each client runs one at a time.
+/// The closures of all clients. Each client runs one at a time.
 pub struct Closures {
     next: AtomicU64,
     /// A lower bound of the number of each client's closure.
@@ -77,7 +77,7 @@ impl Closures {
         Self { next: AtomicU64::new(0), in_progress: (0..clients).map(|_| AtomicU64::new(0)).collect() }
     }
 
-    /// Returns the next closure of a client, whose last one has ended.
+    /// Begins the next closure of a client, after its previous one.
     pub fn next(&self, client: usize) -> Closure {
         // Before the number is taken, so that no other client takes this closure for ended, however long this thread
         // sleeps.
@@ -88,7 +88,7 @@ impl Closures {
     }
 }
 
-/// The push of one step, as the change of a closure if there is one.
+/// A push in a step, by a closure if there is one.
 pub struct Pushing {
     pub step: u64,
     pub closure: Option<Closure>,
@@ -119,9 +119,9 @@ pub fn push(channels: &Channels, pushing: &Pushing, gradient: &HostTensor) -> Re
 /// The rows of a table that is sharded over all servers.
 pub struct Rows<'a> {
     pub table: &'a str,
-    /// The number of rows on all servers.
+    /// The number of rows on all servers together.
     pub rows: usize,
-    /// The number of rows of a request.
+    /// The number of rows in a request.
     pub count: usize,
 }
 
@@ -153,7 +153,7 @@ impl Rows<'_> {
     }
 }
 
-/// Returns the number of bytes that a table takes for each of its rows, on all servers.
+/// Returns the number of bytes of memory that a table takes for each of its rows.
 pub fn bytes_of_row(channels: &Channels, name: &str) -> Result<f64> {
     let (mut rows, mut bytes) = (0, 0);
     for answer in together(channels, |_| Request::List)? {

@@ -1,4 +1,4 @@
-//! The responses of a server, as messages.
+//! The encoding of a server's responses as messages.
 
 use super::request::StateHead;
 use super::tensor::{Body, Malformed, Rest, TensorHead};
@@ -11,7 +11,7 @@ use distribute_ps_tables::{
 use distribute_tensor::{HostTensor, Wire};
 use serde::{Deserialize, Serialize};
 
-/// A response without the contents of its tensors.
+/// A response without the contents of its tensors, as it is encoded in a head.
 #[derive(Debug, Serialize, Deserialize)]
 enum AnswerHead {
     Refused(Refusal),
@@ -46,9 +46,8 @@ enum AnswerHead {
 }
 
 /// Encodes the responses to the requests of a call. `batch` is whether the call is a batch; otherwise there is one
-/// response. `memory` returns a region of the given length that the client can read, or `None` if there is no such
-/// region. `wires` contains the type in which the tensors of each response are sent; if there are fewer types than
-/// responses, the rest is sent unchanged.
+/// response. `memory` returns a region of the given length that the client can read, or `None`. `wires` contains the
+/// type in which the tensors of each response are sent; responses without a type there are sent unchanged.
 pub(crate) fn encode_answer(
     answers: Vec<Result<Response, Refusal>>,
     batch: bool,

@@ -1,4 +1,4 @@
-//! A call: its client, and one or more requests.
+//! The encoding of a call: its client, and one or more requests.
 
 use super::request::{put_request, take_request};
 use super::tensor::{Body, Malformed, Rest, wire_code, wire_of};
@@ -10,19 +10,19 @@ use distribute_ps_tables::{Refusal, Request, Response, VersionedValue};
 use distribute_tensor::{HostTensor, Wire};
 use serde::{Deserialize, Serialize};
 
-/// The maximum number of requests of a call. It limits the use of memory, because a decoded head is larger than its
+/// The maximum number of requests in a call. It limits the memory for a call, because a decoded head is larger than its
 /// encoding.
 pub(crate) const MAX_REQUESTS: usize = 16_384;
 
-/// The position in a head of the flag that is set if the server has already acknowledged a change made by the client.
-/// The flag comes directly after the version, so that it can be set in a call that is sent again.
+/// The offset in a head of the flag that the server has already acknowledged a change of the client. The flag directly
+/// follows the version, so that it can be set in an encoded call.
 const ACKNOWLEDGED: usize = 1;
 
-/// The code with which a client requests exact values: in bf16 if no bit is lost, which is so for tables that are
-/// stored in bf16, and otherwise in their own type. It is not one of the codes of types.
+/// The code with which a client requests exact values in their shortest form: in bf16 if no bit is lost, as for tables
+/// that are stored in bf16, and otherwise in their own type. It is none of the codes in `WIRES`.
 const SHORTEST: u8 = 3;
 
-/// The part of a head between the flag and the requests.
+/// The part of a call's head between the flag and the requests.
 #[derive(Debug, Serialize, Deserialize)]
 struct CallHead {
     client: u64,
@@ -34,13 +34,14 @@ struct CallHead {
 /// A received call.
 #[derive(Debug)]
 pub(crate) struct Call {
-    /// Whether the server has already acknowledged a change made by this client.
+    /// Whether the server has already acknowledged a change of this client.
     pub acknowledged: bool,
     /// The id of the client.
     pub client: u64,
     /// The sequence number of the first change. The other changes have consecutive numbers.
     pub first: u64,
-    /// The type in which the client requests `float32` rows, and values that it only computes with.
+    /// The type in which the client requests `float32` rows, and `float32` values that it only reads to compute with
+    /// them.
     pub wire: Wire,
     /// Whether exact values may be sent in bf16.
     pub shortest: bool,
@@ -50,7 +51,7 @@ pub(crate) struct Call {
     pub requests: Vec<EncodedRequest>,
 }
 
-/// A request, with its encoded bytes, which are written to the log.
+/// A request together with its encoded bytes, which are written to the log.
 #[derive(Debug)]
 pub(crate) struct EncodedRequest {
     pub request: Request,
@@ -58,7 +59,7 @@ pub(crate) struct EncodedRequest {
     pub body: Bytes,
 }
 
-/// An encoded request, without the id of its client.
+/// An encoded request, before its client and numbers are added.
 #[derive(Debug)]
 pub(crate) struct Encoded {
     acknowledged: bool,
@@ -69,7 +70,7 @@ pub(crate) struct Encoded {
 }
 
 impl Encoded {
-    /// Encodes a request. Gradients of `float32` are sent in the type `wire`, and rows are requested in this type.
+    /// Encodes a request. `float32` gradients are sent in the type `wire`, and rows are requested in this type.
     pub fn new(request: Request, wire: Wire) -> Result<Self, Malformed> {
         let batch = matches!(request, Request::Batch(_));
         let requests = match request {
@@ -83,7 +84,7 @@ impl Encoded {
         Ok(Self { acknowledged: false, batch, wire, heads, body: body.finish() })
     }
 
-    /// Sets the flag that tells the server that it has already acknowledged a change made by this client.
+    /// Sets the flag that the server has already acknowledged a change of this client.
     pub fn acknowledged(self, acknowledged: bool) -> Self {
         Self { acknowledged, ..self }
     }
@@ -93,7 +94,8 @@ impl Encoded {
         (self.heads.len() + self.body.len()) as u64
     }
 
-    /// Creates the message of a call by `client`. `first` is the sequence number of the call's first change.
+    /// Creates the message of a call by the client with id `client`. `first` is the sequence number of the call's first
+    /// change.
     pub fn message(self, client: u64, first: u64) -> Result<Message, Malformed> {
         let Self { acknowledged, batch, wire, heads, body } = self;
         let wire = if wire == Wire::Full { SHORTEST } else { wire_code(wire) };
@@ -104,8 +106,8 @@ impl Encoded {
     }
 }
 
-/// Sets the flag in the message of a call with which the client tells the server that a change was acknowledged. This
-/// is for an acknowledgement that arrives after the message was created.
+/// Sets the flag that a change of the client was acknowledged, in the message of a call. Use this if the
+/// acknowledgement arrives after the message was created.
 pub(crate) fn acknowledge(message: &mut Message) {
     if message.head.get(ACKNOWLEDGED) == Some(&0) {
         let mut head = message.head.to_vec();
@@ -160,7 +162,7 @@ impl Call {
     }
 }
 
-/// Returns `true` if a tensor of `float32` has the same bits after it was sent in bf16.
+/// Returns whether a `float32` tensor keeps all bits when it is sent in bf16.
 fn is_bf16(tensor: &HostTensor) -> bool {
     let is_exact = |value: &f32| value.to_bits() & 0xffff == 0 && !value.is_nan();
     tensor.as_slice::<f32>().is_some_and(|values| values.iter().all(is_exact))

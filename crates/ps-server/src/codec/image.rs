@@ -1,4 +1,4 @@
-//! Encoded images of tables and records of clients, which servers send to each other.
+//! The encoding of images of tables and of records of clients, which servers send to each other.
 
 use super::request::StateHead;
 use super::tensor::{Body, Malformed, Rest, TensorHead, code, dims, dtype};
@@ -10,7 +10,7 @@ use distribute_ps_tables::{
 use distribute_tensor::{HostTensor, Wire};
 use serde::{Deserialize, Serialize};
 
-/// An image of a table without the contents of its tensors.
+/// An image of a table without the contents of its tensors, as it is encoded in a head.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct ImageHead {
     name: String,
@@ -36,7 +36,7 @@ enum ContentsHead {
     },
 }
 
-/// The counts of ids without a row: the ids, and the number of occurrences of each.
+/// The counts of ids that have no row: the ids, and the number of occurrences of each.
 #[derive(Debug, Serialize, Deserialize)]
 struct CountsHead {
     ids: TensorHead,
@@ -105,8 +105,8 @@ impl CountsHead {
     }
 }
 
-/// Encodes the records of clients: for each, its id, its highest sequence number, the number of applied changes, and
-/// their sequence numbers.
+/// Encodes the records of clients. For each client, there are its id, its highest sequence number, the number of
+/// applied changes, and their sequence numbers.
 pub(crate) fn put_clients(clients: Vec<ClientPushes>, body: &mut Body) -> Result<TensorHead, Malformed> {
     let mut all: Vec<u64> = Vec::new();
     for ClientPushes { client, highest, applied } in clients {

@@ -1,4 +1,4 @@
-//! Requests and responses as messages, without a connection.
+//! The encoding of requests and responses as messages. This module needs no connection.
 //!
 //! The head of a call begins with a version and the client, followed by the heads of its requests; a batch has several.
 //! The body contains the elements of all tensors, in their memory layout. The head and the body of each request are
@@ -29,19 +29,19 @@ pub(crate) use tensor::{Body, Malformed, Rest, TensorHead};
 
 use distribute_cluster::bounded::{Budget, SHORT};
 
-/// The first byte of every head: the version of this format. Version 4 has the wire code 3 of a call, for exact values
-/// in the shortest form.
+/// The first byte of every head: the version of this format. Version 4 adds the code 3 for [`Wire`] in a call, which
+/// requests exact values in their shortest form.
 const VERSION: u8 = 4;
 
-/// The error about a call of another version.
+/// The error for a call of another version.
 const OTHER_VERSION: Malformed = Malformed("another version of requests than 4, which this server has");
 
-/// Appends a head to `to`.
+/// Encodes a head, and appends it to `to`.
 fn put_head(head: &impl serde::Serialize, to: Vec<u8>) -> Result<Vec<u8>, Malformed> {
     postcard::to_extend(head, to).map_err(|_| Malformed("a head that cannot be encoded"))
 }
 
-/// Decodes the next head, and returns it with the remaining bytes. Unless there are only a few bytes, subtracts the
+/// Decodes the next head, and returns it with the remaining bytes. If there are more than a few bytes, subtracts the
 /// memory of the head's contents from the budget of the message.
 fn take_head<'a, T: serde::Deserialize<'a>>(
     from: &'a [u8],

@@ -1,4 +1,4 @@
-//! The bytes of docs/reference/protocol.md that this crate writes.
+//! A test that docs/reference/protocol.md shows the bytes that this crate writes.
 
 use super::Encoded;
 use distribute_optim::Step;

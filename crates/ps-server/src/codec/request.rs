@@ -1,4 +1,4 @@
-//! A request as a head and a body.
+//! The encoding of a request as a head and a body.
 
 use super::tensor::{Body, Malformed, Rest, TensorHead, code, dims, dtype};
 use super::{put_head, take_head};
@@ -11,11 +11,11 @@ use distribute_ps_tables::{
 use distribute_tensor::{HostTensor, Wire, Write};
 use serde::{Deserialize, Serialize};
 
-/// The operations of writes; the index of an operation is its number in the encoding.
+/// The operations of writes. The index of an operation is its code.
 const WRITES: [Write; 7] =
     [Write::Assign, Write::Add, Write::Sub, Write::Mul, Write::Div, Write::Min, Write::Max];
 
-/// A request without the contents of its tensors.
+/// A request without the contents of its tensors, as it is encoded in a head.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum RequestHead {
     Create {
@@ -85,7 +85,7 @@ pub(super) enum RequestHead {
         last: i64,
         ids: TensorHead,
     },
-    /// A change for a closure. The head of the change follows separately: if it were nested, untrusted bytes could nest
+    /// A change by a closure. The head of the change follows this one. If it were nested, untrusted bytes could nest
     /// heads to any depth.
     Once {
         origin: Origin,
@@ -108,8 +108,8 @@ pub(super) enum RequestHead {
     },
 }
 
-/// Appends the head of a request to `heads`, and its tensors to `body`. The request must not be a batch: the heads of a
-/// batch's requests are concatenated.
+/// Appends the head of a request to `heads`, and the request's tensors to `body`. The request must not be a batch,
+/// whose requests are appended one by one.
 pub(super) fn put_request(
     request: Request,
     wire: Wire,
@@ -125,7 +125,7 @@ pub(super) fn put_request(
     }
 }
 
-/// Decodes the next request, and returns it with the remaining heads.
+/// Decodes the next request, and returns it with the remaining bytes of `heads`.
 pub(super) fn take_request<'a>(
     heads: &'a [u8],
     body: &mut Rest,
@@ -231,7 +231,7 @@ impl RequestHead {
         })
     }
 
-    /// Restores a request from its head and the body.
+    /// Decodes the request with this head, and takes its tensors from the body.
     fn take(self, body: &mut Rest) -> Result<Request, Malformed> {
         let how = |code: u8| WRITES.get(usize::from(code)).copied().ok_or(Malformed("no such way to write"));
         let push = |PushHead { number, learning_rate, finite, counted }| {

@@ -1,4 +1,4 @@
-//! Tensors in a body, and their descriptions in a head.
+//! The encoding of tensors: elements in a body, and descriptions in a head.
 
 use bytes::Bytes;
 use distribute_net::Region;
@@ -16,7 +16,7 @@ pub(crate) struct Malformed(pub &'static str);
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TensorHead {
     dtype: u8,
-    /// The code of the type in which elements are sent. Only `float32` is sent in another type than its own.
+    /// The code of the type in which elements are sent. Only `float32` may be sent in another type than its own.
     wire: u8,
     #[serde(deserialize_with = "dims")]
     dims: Vec<usize>,
@@ -24,18 +24,18 @@ pub(crate) struct TensorHead {
     bytes: usize,
 }
 
-/// The minimum size in bytes of a body that is put into memory shared with the client.
+/// The minimum size in bytes of a body that is written to memory shared with the client.
 const MIN_SHARED_BODY: usize = 256 << 10;
 
-/// The types in which numbers are sent. The index of a type is its code. Logs contain these codes, so new types come
-/// last.
+/// The types in which numbers are sent. The index of a type is its code. Logs contain these codes, so add new types at
+/// the end.
 const WIRES: [Wire; 3] = [Wire::Full, Wire::Bf16, Wire::F16];
 
-/// The maximum number of axes of a tensor. It limits the use of memory: an encoded size may take one byte, but a
-/// decoded one takes eight.
+/// The maximum number of axes of a tensor. It limits the memory for decoded axes: each takes eight bytes, but may take
+/// only one in the encoding.
 const MAX_AXES: usize = 64;
 
-/// Decodes the sizes of axes, and returns an error if there are more than the maximum number.
+/// Decodes the sizes of axes. Returns an error if there are more than [`MAX_AXES`].
 pub(super) fn dims<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<usize>, D::Error> {
     struct Dims;
     impl<'de> Visitor<'de> for Dims {
@@ -68,12 +68,12 @@ pub(crate) struct Body {
 
 #[derive(Debug)]
 enum Part {
-    /// A tensor that is sent without copying.
+    /// A tensor that is sent without a copy.
     Tensor(HostTensor),
     Bytes(Vec<u8>),
 }
 
-/// The elements of a tensor in their memory layout.
+/// The elements of a tensor as bytes, in their memory layout.
 struct Elements(HostTensor);
 
 impl AsRef<[u8]> for Elements {
@@ -86,7 +86,7 @@ impl AsRef<[u8]> for Elements {
 #[derive(Debug)]
 pub(crate) struct Rest(pub Bytes);
 
-/// Returns the dtype in which `float32` is sent; `None` if it is sent unchanged.
+/// Returns the dtype in which `float32` elements are sent; `None` if they are sent unchanged.
 fn narrow(wire: Wire) -> Option<DType> {
     match wire {
         Wire::Full => None,
@@ -103,7 +103,7 @@ pub(super) fn dtype(code: u8) -> Result<DType, Malformed> {
     DType::ALL.get(usize::from(code)).copied().ok_or(Malformed("no such dtype"))
 }
 
-/// Returns the code of a type in which numbers are sent.
+/// Returns the code of the type `wire`.
 pub(super) fn wire_code(wire: Wire) -> u8 {
     WIRES.iter().position(|one| *one == wire).unwrap_or_default() as u8
 }
@@ -114,7 +114,7 @@ pub(super) fn wire_of(code: u8) -> Result<Wire, Malformed> {
 }
 
 impl Body {
-    /// Appends a tensor, and returns its description. Elements of `float32` are sent in the type `wire`.
+    /// Appends a tensor, and returns its description. `float32` elements are sent in the type `wire`.
     pub fn put(&mut self, tensor: HostTensor, wire: Wire) -> Result<TensorHead, Malformed> {
         let unwritable = |_| Malformed("a tensor that cannot be written");
         let dtype = tensor.dtype();
@@ -143,8 +143,7 @@ impl Body {
         Ok(TensorHead { dtype: code(dtype), wire: wire_code(wire), dims, bytes })
     }
 
-    /// Returns the complete body. If it is large, and `memory` returns a region shared with the reader, the body is
-    /// written to that region.
+    /// Returns the complete body. If it is large, it is written to the region that `memory` returns, if there is one.
     pub fn finish_in(self, memory: impl FnOnce(usize) -> Option<Region>) -> Bytes {
         if self.bytes >= MIN_SHARED_BODY
             && let Some(mut region) = memory(self.bytes)
@@ -159,7 +158,7 @@ impl Body {
         self.finish()
     }
 
-    /// Returns the complete body. A single tensor is not copied.
+    /// Returns the complete body. It is not copied if it has a single tensor.
     pub fn finish(mut self) -> Bytes {
         self.parts.retain(|part| !part.bytes().is_empty());
         match (self.parts.pop(), self.parts.is_empty()) {
@@ -220,7 +219,7 @@ impl Rest {
         HostTensor::from_buffer(buffer, dims).map_err(|_| wrong)
     }
 
-    /// Decodes indices or ids of rows.
+    /// Decodes a tensor of row indices or ids.
     pub fn ids(&mut self, head: TensorHead) -> Result<Vec<i64>, Malformed> {
         self.numbers(head)
     }

@@ -1,4 +1,4 @@
-//! Flow control: limits on requests in flight, so that memory use is bounded.
+//! A limit on requests in flight, which bounds the use of memory.
 
 use super::Shared;
 use super::waiting::Call;
@@ -8,11 +8,11 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
-/// The maximum range of sequence numbers of changes in flight: the number of changes of which a server keeps a record
-/// for each client.
+/// The maximum range of sequence numbers of changes in flight. A server remembers this number of changes of each
+/// client.
 pub(super) const SPAN: u64 = PushWindows::SPAN;
 
-/// The limit on requests in flight, and these requests.
+/// The limit on requests in flight, and the calls that contain them.
 #[derive(Debug)]
 pub(super) struct InFlightLimit {
     state: Mutex<State>,
@@ -25,17 +25,17 @@ pub(super) struct InFlightLimit {
 struct State {
     /// The sequence number of the next change.
     next: u64,
-    /// The calls in flight that contain changes: the sequence number of the first change of each call, and the number
-    /// of its changes.
+    /// The calls in flight that contain changes: the sequence number of each call's first change, and the number of its
+    /// changes.
     open: BTreeMap<u64, u64>,
     calls: usize,
     bytes: u64,
     /// The number of calls admitted so far. A call's number is the number of calls admitted before it.
     entered: u64,
-    /// The calls that were sent, or are being sent, and whose responses have not been received yet.
+    /// The calls that were sent or are being sent, and whose responses have not arrived yet.
     sent: BTreeMap<u64, Weak<Call>>,
-    /// A counter that is incremented when there may be space for another call, or another call whose response can be
-    /// collected.
+    /// A counter that is incremented when waiting threads should check again, because there may be more space, or
+    /// another response to receive.
     turn: u64,
 }
 
@@ -56,8 +56,8 @@ impl InFlightLimit {
 
     /// Waits until a call is within the limit.
     ///
-    /// While waiting, collects the responses to earlier calls and keeps them for their callers. The earlier calls may
-    /// be the current thread's own: if their responses were not collected, the thread would wait for itself.
+    /// While waiting, this receives the responses to earlier calls and keeps them for their callers. Some of these
+    /// calls may be the current thread's own, so that the wait would never end otherwise.
     ///
     /// # Errors
     /// Returns a description of the calls in flight if the deadline passes.
@@ -101,7 +101,7 @@ impl InFlightLimit {
         }
     }
 
-    /// Records that the call with number `permit` is about to be sent. From then on, other threads may collect its
+    /// Records that the call with number `permit` is about to be sent. From then on, other threads may receive its
     /// response to make space.
     pub fn sent(&self, permit: u64, call: &Arc<Call>) {
         let mut state = self.state.lock();
@@ -157,7 +157,7 @@ impl State {
 }
 
 impl Permit {
-    /// Returns the number of the call, counted over all admitted calls.
+    /// Returns the number of the call: the number of calls that were admitted before it.
     pub fn call(&self) -> u64 {
         self.call
     }

@@ -1,15 +1,16 @@
-//! The current connection to a server.
+//! The network connection to a server, which is replaced when it is lost.
 
 use distribute_cluster::{Deadline, Task};
 use distribute_rpc::{CallError, Client, ClientBuilder};
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 
-/// A connection that is established on demand. If several threads need it, one of them connects while the others wait.
+/// A network connection that is established on demand. If several threads need it, one of them connects while the
+/// others wait.
 pub(super) struct Link {
     clients: ClientBuilder,
     to: Task,
-    /// Whether another connection is established after one was lost.
+    /// Whether a lost connection is replaced.
     reconnects: bool,
     state: Mutex<State>,
     changed: Condvar,
@@ -17,7 +18,7 @@ pub(super) struct Link {
 
 enum State {
     Down,
-    /// A thread is connecting. It stops at the deadline of its own request.
+    /// A thread is connecting. It gives up at the deadline of its own request.
     Connecting,
     Up(Arc<Client>),
 }
@@ -25,9 +26,9 @@ enum State {
 /// The reason why there is no connection.
 #[derive(Debug)]
 pub(super) enum ConnectFailure {
-    /// The deadline has passed. The variant contains the result of the last attempt.
+    /// The deadline has passed. The text is the result of the last attempt.
     TimedOut(String),
-    /// A retry would not help.
+    /// A retry would not help. The text is the reason.
     Refused(String),
 }
 
@@ -36,12 +37,12 @@ impl Link {
         Self { clients, to, reconnects, state: Mutex::new(State::Down), changed: Condvar::new() }
     }
 
-    /// Returns the current connection, or establishes one. Never returns the connection `lost`. If another thread is
-    /// connecting, waits for it.
+    /// Returns the current connection, or establishes one if there is none or it is `lost`. If another thread is
+    /// connecting, waits for that thread.
     ///
     /// # Errors
     /// - [`ConnectFailure::TimedOut`]: the deadline has passed.
-    /// - [`ConnectFailure::Refused`]: a retry would not help, or a connection was lost and must not be replaced.
+    /// - [`ConnectFailure::Refused`]: a retry would not help, or a connection was lost that must not be replaced.
     pub fn client(
         &self,
         mut deadline: Deadline,

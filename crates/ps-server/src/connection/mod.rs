@@ -2,10 +2,10 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `link` | the current connection, which one thread makes for all |
+//! | `link` | the network connection, which one thread establishes for all |
 //! | `in_flight` | limits on requests in flight |
-//! | `waiting` | a request in flight, sent again after the connection was lost |
-//! | `order` | the order of requests, also over a new connection |
+//! | `waiting` | a request in flight, which is sent again after the connection was lost |
+//! | `order` | the order in which requests are sent, even over a new connection |
 
 mod in_flight;
 mod link;
@@ -31,14 +31,14 @@ use waiting::PendingCall;
 
 /// A connection to a parameter server: a [`Channel`] that any number of threads can use.
 ///
-/// A network connection is established for the first request. If it is lost, another one is established, over which
-/// requests without a response are sent again until their deadlines. Changes are numbered, so that the server applies
-/// each at most once.
+/// A network connection is established for the first request. If it is lost, another one is established, and requests
+/// without a response are sent again until their deadlines. Changes are numbered, so that the server applies each at
+/// most once.
 ///
 /// The number of requests and bytes in flight is limited. Further requests wait until they are within the limits.
 pub struct Connection(Arc<Shared>);
 
-/// The state that a connection and its requests in flight share.
+/// The state that a connection shares with its requests in flight.
 struct Shared {
     name: String,
     /// The random id of this client.
@@ -92,14 +92,14 @@ impl ConnectionBuilder {
         Self { bytes, ..self }
     }
 
-    /// Sets the type in which `float32` gradients are sent, and in which `float32` rows and values that are only
-    /// computed with are received; [`Wire::Full`] by default. The server stores and adds `float32`.
+    /// Sets the type in which `float32` gradients are sent, and in which the server sends `float32` rows, and values
+    /// that the client only computes with; [`Wire::Full`] by default. The server stores and adds `float32`.
     pub fn wire(self, wire: Wire) -> Self {
         Self { wire, ..self }
     }
 
-    /// Makes requests fail as soon as the connection is lost, because a process that replaces the server would not have
-    /// its tables.
+    /// Makes requests fail as soon as the connection is lost. Use this if a process that replaces the server would not
+    /// have its tables.
     pub fn without_reconnection(self) -> Self {
         Self { reconnects: false, ..self }
     }
@@ -170,7 +170,7 @@ impl Channel for Connection {
     }
 }
 
-/// Returns the number of requests in a call, and the number of those that are changes.
+/// Returns the number of requests in a call, and how many of them are changes.
 fn count(request: &Request) -> (usize, u64) {
     match request {
         Request::Batch(all) => (all.len(), all.iter().filter(|one| one.is_change()).count() as u64),

@@ -1,5 +1,5 @@
 //! The order of requests: they are sent in the order in which they were started, even if a connection is lost and
-//! another one is established.
+//! replaced.
 
 // - **INV-58** Requests of one thread reach a server in the order in which they were started, even if the
 //   connection is lost: unanswered requests are sent over a new one in their original order. Tests:
@@ -14,7 +14,7 @@ use distribute_rpc::{CallError, Client};
 use parking_lot::{Condvar, Mutex};
 use std::sync::{Arc, Weak};
 
-/// The lock for sending, and the connection over which all requests in flight were sent.
+/// The lock of the sending thread, and the connection over which all requests in flight were sent.
 #[derive(Default)]
 pub(super) struct SendOrder {
     state: Mutex<State>,
@@ -23,9 +23,9 @@ pub(super) struct SendOrder {
 
 #[derive(Default)]
 struct State {
-    /// Whether a thread is sending. The thread does not hold the mutex while it sends.
+    /// Whether a thread is sending. It does not hold the mutex while it sends.
     busy: bool,
-    /// The connection of the latest request. This reference does not keep the connection open.
+    /// The connection of the latest request. It is not kept open by this reference.
     current: Weak<Client>,
 }
 
@@ -35,7 +35,7 @@ struct SendTurn<'a>(&'a SendOrder);
 impl SendOrder {
     /// Sends a request over a connection other than `lost`. Over a new connection, all earlier requests without a
     /// response are sent first. Does nothing if another thread has already sent the request. If only this request
-    /// cannot be sent, keeps the error as its response, and returns `Ok`.
+    /// cannot be sent, stores the error as its response and returns `Ok`.
     ///
     /// # Errors
     /// Returns a [`ChannelError`] if the deadline has passed, if there is no connection, or if sending another request
@@ -76,7 +76,7 @@ impl SendOrder {
         Ok(())
     }
 
-    /// Waits until no other thread is sending, and prevents others from sending until the returned guard is dropped.
+    /// Waits until no other thread is sending, and keeps others from sending until the returned guard is dropped.
     /// Returns `None` if the deadline passes first.
     fn turn(&self, mut deadline: Deadline) -> Option<SendTurn<'_>> {
         let mut state = self.state.lock();

@@ -1,4 +1,4 @@
-//! A request in flight, until its response is received.
+//! A request in flight, until its response arrives.
 
 use super::Shared;
 use super::in_flight::Permit;
@@ -14,21 +14,21 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// The implementation of [`WaitForResponse`] for a request.
+/// A handle to wait for the response to a request.
 pub(super) struct PendingCall(Arc<Call>);
 
-/// A request that may be sent more than once. Its response is received by the thread that waits for it, or by a thread
-/// that needs the space that the request occupies.
+/// A request that may be sent more than once. The thread that waits for its response receives it, or another thread
+/// that needs the space of the request.
 pub(super) struct Call {
     shared: Arc<Shared>,
     described: String,
-    /// Whether the request changes the server's state.
+    /// Whether the request may change the server's state.
     changes: bool,
     deadline: Deadline,
-    /// The response or, before it is received, the reserved space. It is locked by the thread that waits for the
-    /// response, at most until the deadline.
+    /// The response or, before it arrives, the reserved space. The thread that waits for the response holds this lock,
+    /// at most until the deadline.
     state: Mutex<State>,
-    /// The request, and the connection over which it was last sent. It is never locked while a thread waits.
+    /// The message, and the connection over which it was last sent. No thread waits while it holds this lock.
     sent: Mutex<InFlightMessage>,
 }
 
@@ -41,20 +41,20 @@ enum State {
     Taken,
 }
 
-/// The data of a request that is kept until its response is received.
+/// The message of a request, and how it was last sent.
 struct InFlightMessage {
     message: Message,
-    /// The connection over which the request was last sent; `None` if it was not sent.
+    /// The connection over which the request was last sent; `None` if it was never sent.
     client: Option<Arc<Client>>,
-    /// The call on that connection; `None` before the request is sent, after the connection was lost, and once the
-    /// response is received.
+    /// The call on that connection. `None` before the request is sent, after the connection was lost, and after the
+    /// response has arrived.
     call: Option<Arc<Started>>,
     /// The error if this request cannot be sent, although other requests can.
     failed: Option<ChannelError>,
 }
 
 impl PendingCall {
-    /// Sends a request, whose space `permit` reserves until the response is received.
+    /// Sends a request. `permit` reserves its space until the response arrives.
     pub fn send(
         shared: Arc<Shared>,
         described: String,
@@ -94,15 +94,15 @@ impl WaitForResponse for PendingCall {
 }
 
 impl Call {
-    /// Receives the response, to make space for another call. Returns `false` if another thread waits for the response
-    /// or has received it, or if it has not arrived before `patience` has passed.
+    /// Receives the response, to make space for another call. Returns `false` if another thread is waiting for the
+    /// response or has received it, or if it has not arrived when `patience` has passed.
     pub fn collect(&self, patience: Deadline) -> bool {
         let Some(mut state) = self.state.try_lock() else { return false };
         matches!(*state, State::Pending { .. }) && self.advance(&mut state, patience)
     }
 
-    /// Waits for the response, at most until `patience`, and then releases the space. Returns whether the response was
-    /// received.
+    /// Waits for the response, at most until `patience`, and then releases the space. Returns whether the response has
+    /// arrived.
     fn advance(&self, state: &mut State, patience: Deadline) -> bool {
         if let State::Pending { .. } = state
             && let Some(answer) = self.answer(patience)
@@ -114,8 +114,9 @@ impl Call {
         !matches!(state, State::Pending { .. })
     }
 
-    /// Waits for the response and returns it; `None` if `patience` has passed before the deadline. If the connection is
-    /// lost, sends the request again. The deadline and failures result in an error as the response.
+    /// Waits for the response and returns it; `None` if `patience` passes before the request's own deadline. If the
+    /// connection is lost, sends the request again. If the deadline passes or the request fails, the response is an
+    /// error.
     fn answer(&self, patience: Deadline) -> Option<Result<Response, ChannelError>> {
         let deadline =
             if patience.remaining() < self.deadline.remaining() { patience } else { self.deadline };
@@ -155,7 +156,7 @@ impl Call {
         }
     }
 
-    /// Returns whether the request is in flight over a connection other than `lost`, or cannot be sent.
+    /// Returns whether the request was sent over a connection other than `lost`, or cannot be sent.
     pub fn is_sent(&self, lost: Option<&Arc<Client>>) -> bool {
         let sent = self.sent();
         let is_lost = |client: &Arc<Client>| lost.is_some_and(|lost| Arc::ptr_eq(lost, client));
@@ -166,7 +167,7 @@ impl Call {
     /// response, cannot be sent, or has reached its deadline.
     ///
     /// # Errors
-    /// - [`CallError::Lost`]: the connection is lost. Other errors only concern this request, and are kept as its
+    /// - [`CallError::Lost`]: the connection is lost. Other errors concern only this request, and are stored as its
     ///   response.
     pub fn send_over(&self, client: &Arc<Client>, deadline: Deadline) -> Result<(), CallError> {
         let message = {

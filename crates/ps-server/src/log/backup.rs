@@ -1,10 +1,10 @@
-//! Copies of bytes that are removed from a log: nothing is removed without a copy.
+//! Copies of bytes that are about to be removed from a log. Nothing is removed without a copy.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-/// The name of the folder for such copies, inside the server's folder.
+/// The name of the folder for copies, in the server's folder.
 const FOLDER: &str = "set-aside";
 
 /// Copies the part of a file after an offset, syncs the copy to disk, and returns its path.
@@ -16,8 +16,8 @@ pub(crate) fn back_up(path: &Path, from: u64) -> io::Result<PathBuf> {
     keep(path.parent().unwrap_or(Path::new(".")), &name, file)
 }
 
-/// Writes bytes to a file in the folder for copies, unless the file already contains these bytes. A log is read at each
-/// start, so the same copy may be requested again.
+/// Writes bytes to a file in the folder for copies, unless the file already contains them. A log is read at each start,
+/// so the same bytes may be set aside again.
 pub(crate) fn back_up_once(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<PathBuf> {
     let path = folder.join(FOLDER).join(name);
     let there = distribute_files::open_own(&path, false).and_then(|mut file| {

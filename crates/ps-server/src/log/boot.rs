@@ -1,5 +1,5 @@
-//! The current boot of the machine. If a process is killed, its writes are preserved unless the machine has restarted
-//! since.
+//! The identity of the current boot of the machine. The writes of a killed process are lost only if the machine
+//! restarts.
 
 use bytes::Bytes;
 

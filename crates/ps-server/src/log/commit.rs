@@ -1,4 +1,4 @@
-//! The log to which several threads append, and for whose commits they wait.
+//! [`Journal`]: the log to which several threads append, and on whose syncs they wait.
 
 use super::{Disk, LogFile, Opens, Record, path};
 use crate::Durability;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// The maximum time that a thread waits for another one to sync to disk.
+/// The maximum time for which a thread waits while another one syncs to disk.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The log of one server.
@@ -25,20 +25,19 @@ pub(crate) struct Journal {
     rejects_changes: AtomicBool,
 }
 
-/// The part of the log that is on disk.
+/// The state of syncing the log to disk.
 #[derive(Debug)]
 struct Durable {
     /// The number below which all records are on disk.
     below: u64,
     /// Whether a thread is currently syncing to disk.
     syncing: bool,
-    /// The number of the next record at the time of a failed sync, and the reason of the failure. After a failed sync,
-    /// the state of the disk is unknown.
+    /// The number of the next record when a sync failed, and the reason. The state of the disk is then unknown.
     failed: Option<(u64, String)>,
 }
 
 impl Journal {
-    /// Resumes a log.
+    /// Creates the journal of a log that continues in `file`.
     pub fn new(folder: &Path, opens: Opens, durability: Durability, file: LogFile) -> Self {
         let durable = Durable { below: file.next(), syncing: false, failed: None };
         let (folder, file, durable) = (folder.to_path_buf(), Mutex::new(file), Mutex::new(durable));
@@ -58,8 +57,8 @@ impl Journal {
         &self.folder
     }
 
-    /// Appends a record, and returns its number. From then on, the record survives if the process is killed. After an
-    /// error, [`rejects_changes`](Self::rejects_changes) returns `true`.
+    /// Appends a record, and returns its number. The record then survives a kill of the process. After an error,
+    /// [`rejects_changes`](Self::rejects_changes) returns `true`.
     ///
     /// # Errors
     /// Returns the error of the file, or that of an earlier sync that the durability requires.
@@ -77,8 +76,9 @@ impl Journal {
         appended
     }
 
-    /// Returns `true` if an append has failed since the last snapshot, or if a sync has failed. Changes are then
-    /// rejected, except after a failed sync that the durability does not require. A new snapshot may end this state.
+    /// Returns whether changes are rejected: an append has failed since the last snapshot, or a sync has failed. After
+    /// a failed sync that the durability does not require, changes are accepted nevertheless. A new snapshot may end
+    /// this state.
     pub fn rejects_changes(&self) -> bool {
         self.rejects_changes.load(Ordering::Relaxed) || self.durable().failed.is_some()
     }
@@ -98,8 +98,8 @@ impl Journal {
         self.file().has_changes()
     }
 
-    /// Marks all changes so far as acknowledged, so that later damage to them is not mistaken for a torn end. Errors
-    /// are ignored.
+    /// Appends a mark that all changes so far were acknowledged, so that later damage to them is not mistaken for an
+    /// interrupted write. Errors are ignored.
     pub fn mark(&self) {
         let _ = self.file().mark();
     }
@@ -158,9 +158,9 @@ impl Journal {
         synced
     }
 
-    /// Syncs the log to disk, begins a new file, and returns the number of the file's first record. If the current file
-    /// contains no change, the log continues in it, and the number is that of the next record. After a failed sync, the
-    /// new file is begun without another sync. No thread may append at the same time.
+    /// Syncs the log to disk, begins a new file, and returns the number of its first record. If the current file
+    /// contains no change, the log continues in that file instead, and the number is that of the next record. After a
+    /// failed sync, begins the new file without another sync. No thread may append at the same time.
     pub fn rotate(&self) -> io::Result<u64> {
         let next = self.next();
         let has_failed = self.durable().failed.is_some();
@@ -194,9 +194,8 @@ impl Journal {
         Ok(next)
     }
 
-    /// Clears failures: those of appends, and that of a sync if it concerns only records with numbers less than
-    /// `below`. Call this after a snapshot that contains all of these records, because they no longer depend on the
-    /// log.
+    /// Forgets failures of appends. Also forgets a failed sync if it concerns only records with numbers less than
+    /// `below`. Call this after a snapshot that contains all of these records, which no longer depend on the log.
     pub fn forget_failure(&self, below: u64) {
         self.rejects_changes.store(false, Ordering::Relaxed);
         let mut durable = self.durable();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 /// A file to which bytes are appended. Tests use an implementation that can be full.
 pub(crate) trait Disk: Send + Sync {
-    /// Appends some or all of the bytes, and returns the number of appended bytes.
+    /// Appends some or all of the bytes, and returns their number.
     fn write(&self, parts: &[IoSlice<'_>]) -> io::Result<usize>;
     /// Truncates the file to `length` bytes.
     fn truncate(&self, length: u64) -> io::Result<()>;
@@ -29,10 +29,10 @@ impl Disk for File {
     }
 }
 
-/// A function that opens the file in which a log continues.
+/// A function that opens the file to which a log is appended.
 pub(crate) type Opens = Arc<dyn Fn(&Path) -> io::Result<Arc<dyn Disk>> + Send + Sync>;
 
-/// Opens or creates a file of a folder. Writes append to its end. Symbolic links are an error.
+/// Opens or creates a file of a log. Writes append to its end. Symbolic links are an error.
 pub(crate) fn open_disk(path: &Path) -> io::Result<Arc<dyn Disk>> {
     let file = distribute_files::open_append(path)?;
     // The entry in the folder must also be on disk.

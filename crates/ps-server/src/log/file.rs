@@ -1,4 +1,4 @@
-//! Writes to one file of a log.
+//! [`LogFile`]: the file to which a log is appended.
 
 use super::boot;
 use super::disk::Disk;
@@ -7,12 +7,12 @@ use bytes::Bytes;
 use std::io::{self, IoSlice};
 use std::sync::Arc;
 
-/// The end of a log. Each record is written completely, or not at all.
+/// The file to which a log is appended. Each record is written completely, or not at all.
 pub(crate) struct LogFile {
     disk: Arc<dyn Disk>,
     /// The size of the file in bytes.
     end: u64,
-    /// The number of the next record, and the checksum of the previous one.
+    /// The position of the next record: its number, and the checksum of the previous record.
     link: Link,
     /// Whether the file contains a change.
     changed: bool,
@@ -20,12 +20,12 @@ pub(crate) struct LogFile {
     begun: bool,
     /// Whether the last record is a change that is not followed by a mark.
     unmarked: bool,
-    /// Whether there may be a partial record after `end`, which could not be removed.
+    /// Whether a partial record may follow `end`, because it could not be removed.
     torn: bool,
 }
 
 impl LogFile {
-    /// Resumes a file after `end` bytes, at the position `link` in the log. `changed` is whether the file contains a
+    /// Continues a file after `end` bytes, at the position `link` in the log. `changed` is whether the file contains a
     /// change. A begin record is written before the first new change.
     pub fn new(disk: Arc<dyn Disk>, end: u64, link: Link, changed: bool) -> Self {
         Self { disk, end, link, changed, begun: false, unmarked: false, torn: false }
@@ -51,7 +51,6 @@ impl LogFile {
         self.end
     }
 
-    /// Returns the file to which this writes.
     pub fn disk(&self) -> Arc<dyn Disk> {
         self.disk.clone()
     }
@@ -65,7 +64,7 @@ impl LogFile {
         Ok(())
     }
 
-    /// Appends a record, and returns its number. After an error, nothing has been appended.
+    /// Appends a record, and returns its number. If this fails, nothing is appended.
     pub fn append(&mut self, record: &Record) -> io::Result<u64> {
         self.begin()?;
         self.write(Kind::Change, record)?;
@@ -74,8 +73,8 @@ impl LogFile {
         Ok(self.link.number - 1)
     }
 
-    /// Appends a mark after the last change, if there is none. With the mark, damage to an acknowledged change can be
-    /// distinguished from a change that was being written.
+    /// Appends a mark after the last change, if there is none yet. The mark distinguishes damage to an acknowledged
+    /// change from a change that was being written.
     pub fn mark(&mut self) -> io::Result<()> {
         if self.unmarked {
             self.write(Kind::Mark, &Record::of_log(Bytes::new()))?;
@@ -84,7 +83,7 @@ impl LogFile {
         Ok(())
     }
 
-    /// Appends the record that marks that the log continues in another file.
+    /// Appends the record that the log continues in another file.
     pub fn seal(&mut self) -> io::Result<()> {
         let before = self.link;
         let sealed = self.write(Kind::End, &Record::of_log(Bytes::new()));

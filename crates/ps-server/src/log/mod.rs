@@ -1,23 +1,24 @@
-//! The log: changes on disk, before they are acknowledged.
+//! The log: changes on disk, written before they are acknowledged.
 //!
-//! A log is a series of files, each named by the number of its first record: `changes-00000000000000000000.log`.
-//! Changes are numbered consecutively. A snapshot begins a new file. When the snapshot is complete, earlier files are
-//! removed.
+//! A log is a series of files, each named after the number of its first record: `changes-00000000000000000000.log`.
+//! Changes are numbered consecutively. Each snapshot begins a new file. When the snapshot is complete, earlier files
+//! are removed.
 //!
-//! Each record contains its number and the checksum of the previous record. Missing, repeated and misplaced records are
-//! therefore detected. In addition to changes there are records of the log itself ([`Kind`]). An incomplete record is a
-//! *torn end* if it is the last one, and the process or the machine stopped while it was written. Anything else is
-//! damage.
+//! Each record contains its number and the checksum of the previous record, so that missing, repeated and misplaced
+//! records are detected. Besides changes, there are records of the log itself ([`Kind`]).
+//!
+//! An incomplete record is a *torn end* if it is the last one, and the process or the machine stopped while it was
+//! written. Any other invalid bytes are damage.
 //!
 //! | file | contents |
 //! |---|---|
 //! | `record` | a record as bytes |
-//! | `file` | writing the end of a log |
-//! | `commit` | the log that several threads append to, and whose commits they wait for |
+//! | `file` | the file to which a log is appended |
+//! | `commit` | the log to which several threads append, and on whose syncs they wait |
 //! | `scan` | reading one file, record by record |
-//! | `read` | reading all files: torn ends, and damage |
+//! | `read` | reading all files, and telling torn ends from damage |
 //! | `repair` | removing damage |
-//! | `backup` | copies of bytes that are removed from the log |
+//! | `backup` | copies of bytes that are removed from a log |
 //! | `disk`, `boot` | the system: files, and the current boot of the machine |
 
 // - **INV-54** A record is in a log completely or not at all, and none is missing unnoticed: each has its number
@@ -57,12 +58,12 @@ pub(crate) fn path(folder: &Path, first: u64) -> PathBuf {
     folder.join(format!("changes-{first:020}.log"))
 }
 
-/// Returns the number of a file's first record, which is part of the name of the file; `None` for other files.
+/// Returns the number of a file's first record from the name of the file; `None` if the name is not that of a log file.
 pub(crate) fn first(name: &str) -> Option<u64> {
     name.strip_prefix("changes-")?.strip_suffix(".log")?.parse().ok()
 }
 
-/// Returns the numbers of the first records of all files of a folder, in order.
+/// Returns the numbers of the first records of all log files in a folder, in ascending order.
 pub(crate) fn firsts(folder: &Path) -> io::Result<Vec<u64>> {
     let mut firsts = Vec::new();
     for entry in std::fs::read_dir(folder)? {

@@ -1,4 +1,4 @@
-//! Reads all files of a log, and distinguishes damage from a record that was being written when the process stopped.
+//! Reads all files of a log, and tells damage from a record that was being written when the process stopped.
 
 use super::record::{Kind, Link, Record};
 use super::scan::{Broken, Entry, Found, Scan};
@@ -7,7 +7,7 @@ use bytes::Bytes;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The file in which a log continues.
+/// The last file of a log, in which the log continues.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Tail {
     /// The number of the file's first record.
@@ -25,12 +25,12 @@ pub(crate) struct Tail {
 /// The torn end of a log: no record follows it, and no record before it is missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Torn {
-    /// A description of the fault, formulated as the end of a sentence that begins with the name of the file.
+    /// A description of the fault, which continues a sentence that begins with the name of the file.
     pub what: String,
     /// The size of the torn end in bytes.
     pub bytes: u64,
-    /// Whether a process was killed while it wrote the record, so that the record was not acknowledged. Otherwise the
-    /// machine has restarted since then.
+    /// Whether a process was killed while it wrote the record, which was therefore not acknowledged. Otherwise the
+    /// machine has restarted before the record was on disk.
     pub is_prefix: bool,
 }
 
@@ -43,27 +43,27 @@ pub(crate) enum ReadError {
     Damaged(Damage),
 }
 
-/// A range of a log that contains no valid records, or where records are missing.
+/// A range of a log that contains no valid records, or in which records are missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Damage {
     /// The damaged file, or the path of a missing one.
     pub path: PathBuf,
     /// The offset of the first damaged byte, and of the first byte after the damage.
     pub bytes: (u64, u64),
-    /// A description of the fault, formulated as the end of a sentence that begins with the name of the file.
+    /// A description of the fault, which continues a sentence that begins with the name of the file.
     pub reason: String,
-    /// The position in the log of the first record that is missing.
+    /// The position of the first missing record.
     pub link: Link,
-    /// The position of the next complete record, if there is one in this file.
+    /// The position of the next readable record, if there is one in this file.
     pub to: Option<Link>,
 }
 
-/// The facts about a log that are known before reading it.
+/// The facts about a log that must be known before it is read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LogFacts {
     /// The number of the first record to read.
     pub start: u64,
-    /// Whether the log is known to exist, so that a missing log is damage.
+    /// Whether the log must exist, so that a missing log is damage.
     pub begun: bool,
 }
 
@@ -71,8 +71,8 @@ pub(crate) struct LogFacts {
 /// Passes all changes of the files `firsts` to `then`, in order and with their numbers. Returns the position at which
 /// the log continues, or `None` if the log has no file yet.
 ///
-/// Damage is passed to `damaged`. This includes each change for which `then` returns an error. If `damaged` returns
-/// `Ok`, the damage is skipped.
+/// Calls `damaged` for all damage, which includes each change for which `then` returns an error. If `damaged` returns
+/// `Ok`, reading continues after the damage.
 ///
 /// # Errors
 /// - [`ReadError::Io`]: a file cannot be read.
@@ -105,14 +105,14 @@ pub(crate) fn read(
     Ok(last)
 }
 
-/// The state of reading a log, before the next record.
+/// The state of reading a log, between two records.
 struct Reading<'a> {
     /// The number of the next record, and the checksum of the previous one if it is known.
     number: u64,
     chain: Option<u32>,
-    /// Whether the last record marks that the log continues in another file.
+    /// Whether the last record states that the log continues in another file.
     sealed: bool,
-    /// The boot of the machine during which the last records were written, if known.
+    /// The boot of the machine during which the last records were written, if it is known.
     run: Option<Bytes>,
     then: &'a mut dyn FnMut(u64, Record) -> Result<(), String>,
     damaged: &'a mut dyn FnMut(Damage) -> Result<(), ReadError>,
@@ -127,9 +127,9 @@ struct LogPart {
     next: Option<PathBuf>,
     /// Whether the begin record may be missing, because a server stopped before writing it.
     may_lack_begin: bool,
-    /// Whether a record of the file has been read so far.
+    /// Whether any record of the file was read so far.
     begun: bool,
-    /// Whether a change in the file has been read so far.
+    /// Whether any change in the file was read so far.
     changed: bool,
 }
 
@@ -196,8 +196,7 @@ impl Reading<'_> {
         Ok(())
     }
 
-    /// Returns whether bytes at the end of a file, which are not followed by a record, are a torn end. Otherwise they
-    /// are damage.
+    /// Returns whether invalid bytes at the end of a file are a torn end. Otherwise they are damage.
     fn is_torn(&self, file: &LogPart, broken: &Broken) -> io::Result<bool> {
         let Some(next) = &file.next else {
             let other_run = self.run.as_ref().is_none_or(|run| run.is_empty() || *run != boot::id());
@@ -208,7 +207,7 @@ impl Reading<'_> {
         Ok(file.begun && continues(next, self.link())?)
     }
 
-    /// Reports damage in place of the next record.
+    /// Reports damage instead of the next record.
     fn damage(
         &mut self,
         path: &Path,
@@ -226,13 +225,13 @@ impl Reading<'_> {
     }
 }
 
-/// Returns whether the next file continues exactly at `link`, so that no change is missing.
+/// Returns whether the next file begins exactly at `link`, so that no change is missing.
 fn continues(next: &Path, link: Link) -> io::Result<bool> {
     let found = Scan::open(next)?.next(link.number, Some(link.chain))?;
     Ok(matches!(found, Found::Entry(_)))
 }
 
-/// Returns a description of the fault `what`, with the numbers of the missing changes.
+/// Describes a fault, with the numbers of the missing changes.
 fn missing(what: &str, (from, to): (u64, u64), at: u64) -> String {
     let lost = match to.saturating_sub(from) {
         0 => String::new(),

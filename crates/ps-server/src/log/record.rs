@@ -2,17 +2,17 @@
 
 use bytes::Bytes;
 
-/// The first bytes of each record, with which a reader finds the next record after damage.
+/// The first bytes of each record, by which a reader finds the next record after damage.
 pub(super) const MAGIC: [u8; 4] = *b"dps2";
 
-/// The size in bytes of the part before the head and body: see [`Header`].
+/// The size in bytes of a record's header.
 pub(super) const HEADER: usize = 52;
 
-/// The size in bytes of the part after the head and body: a checksum of the complete record.
+/// The size in bytes of a record's trailer, which is the checksum of the record.
 pub(super) const TRAILER: usize = 4;
 
-/// A change or, if head and body are empty, a notice that the preceding change with the same client and number was
-/// rejected.
+/// A change. If head and body are empty, the record states instead that the earlier change with the same client and
+/// number was rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
     /// The client of the change.
@@ -25,19 +25,19 @@ pub(crate) struct Record {
     pub body: Bytes,
 }
 
-/// The kind of a record. All records except changes are written by the log itself, and have no separate number.
+/// The kind of a record. Only changes have separate numbers; the log itself writes all other records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A change.
     Change = 0,
-    /// A server begins or resumes here. The first record of each file has this kind. Its body identifies the boot of
-    /// the machine.
+    /// A server begins or continues here. Each file begins with such a record. Its body identifies the boot of the
+    /// machine.
     Begin = 1,
-    /// All previous changes were acknowledged, so damage to them is not a torn end.
+    /// All changes before this record were acknowledged, so invalid bytes before it are not a torn end.
     Mark = 2,
     /// The log continues in another file.
     End = 3,
-    /// A repair has removed damage here. The body of the record contains the position at which the log continues.
+    /// A repair has removed damage here. The body contains the position at which the log continues.
     Gap = 4,
 }
 
@@ -63,12 +63,12 @@ pub(super) struct Header {
 }
 
 impl Record {
-    /// Creates a record of the log itself.
+    /// Creates a record that belongs to no client, but to the log itself.
     pub(super) fn of_log(body: Bytes) -> Self {
         Self { client: 0, sequence: 0, head: Bytes::new(), body }
     }
 
-    /// Returns the encoded header; `None` if the head is longer than any head that can be received.
+    /// Returns the encoded header; `None` if the head is too long for the header.
     pub(super) fn header(&self, kind: Kind, link: Link) -> Option<[u8; HEADER]> {
         let mut bytes = [0; HEADER];
         bytes[..4].copy_from_slice(&MAGIC);
@@ -84,26 +84,26 @@ impl Record {
         Some(bytes)
     }
 
-    /// Returns the encoded record; `None` if the head is longer than any head that can be received.
+    /// Returns the encoded record; `None` if the head is too long for the header.
     pub(super) fn encoded(&self, kind: Kind, link: Link) -> Option<Vec<u8>> {
         let header = self.header(kind, link)?;
         let trailer = self.checksum(&header).to_le_bytes();
         Some([&header[..], &self.head, &self.body, &trailer].concat())
     }
 
-    /// Returns the checksum of the record, which is written after the head and body, and again in the next record.
+    /// Returns the checksum of the record, which is in the record's trailer and in the next record's header.
     pub(super) fn checksum(&self, header: &[u8; HEADER]) -> u32 {
         // The header's own checksum is excluded: with it, the result would be the same for all headers.
         let sum = crc32c::crc32c_append(crc32c::crc32c(&header[..HEADER - 4]), &self.head);
         crc32c::crc32c_append(sum, &self.body)
     }
 
-    /// Returns the size of the encoded record in bytes.
+    /// Returns the size of the encoded record in bytes, including header and trailer.
     pub(crate) fn bytes(&self) -> u64 {
         (HEADER + TRAILER + self.head.len() + self.body.len()) as u64
     }
 
-    /// Returns whether the record revokes the change with the same numbers.
+    /// Returns whether the record revokes an earlier change with the same client and number.
     pub(crate) fn is_refusal(&self) -> bool {
         self.head.is_empty()
     }
@@ -134,19 +134,19 @@ impl Header {
         })
     }
 
-    /// Returns the size of the complete record in bytes; `None` if no file can be that large.
+    /// Returns the size of the encoded record in bytes; `None` if it overflows.
     pub fn whole(&self) -> Option<u64> {
         self.head.checked_add(self.body)?.checked_add((HEADER + TRAILER) as u64)
     }
 
-    /// Returns whether the first bytes of a file are those of a log in format version 1, whose records are different.
+    /// Returns whether a file begins like a log in version 1 of the format, whose records are different.
     pub fn is_of_version_1(bytes: &[u8]) -> bool {
         bytes.len() >= 32 && small(bytes, 28).is_some_and(|sum| sum == crc32c::crc32c(&bytes[..28]))
     }
 }
 
 impl Link {
-    /// Encodes the position as the body of a [`Kind::Gap`].
+    /// Encodes the position, as it is stored in a [`Kind::Gap`].
     pub(super) fn to_bytes(self) -> Bytes {
         [&self.number.to_le_bytes()[..], &self.chain.to_le_bytes()].concat().into()
     }

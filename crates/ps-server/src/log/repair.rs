@@ -1,4 +1,4 @@
-//! Removes damage from a log: files are rewritten without the damage, and the originals are kept.
+//! The removal of damage from a log. Files are rewritten without the damage, and the originals are kept as copies.
 
 use super::record::{Kind, Link, Record};
 use super::{Damage, back_up, boot, path};
@@ -9,8 +9,8 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::PathBuf;
 
-/// Removes damage from a log, and returns the paths of copies of the original files. `last` is the number in the name
-/// of the log's last file.
+/// Removes damage from a log, and returns the paths of the copies of the original files. `last` is the number in the
+/// name of the log's last file.
 pub(crate) fn repair(damage: &[Damage], last: Option<u64>) -> io::Result<Vec<PathBuf>> {
     let mut of_files: BTreeMap<&PathBuf, Vec<&Damage>> = BTreeMap::new();
     for one in damage {
@@ -50,7 +50,7 @@ pub(crate) fn repair(damage: &[Damage], last: Option<u64>) -> io::Result<Vec<Pat
     Ok(kept)
 }
 
-/// The contents of a file after its repair.
+/// The new contents of a file: parts of the old file, and new records.
 struct Content {
     old: Option<File>,
     parts: Vec<Part>,
@@ -96,7 +96,7 @@ impl Content {
     }
 }
 
-/// Returns an encoded [`Kind::Gap`] at position `from`, after which the log continues at position `to`.
+/// Encodes a [`Kind::Gap`] at position `from`, after which the log continues at position `to`.
 fn gap(from: Link, to: Link) -> Vec<u8> {
     Record::of_log(to.to_bytes()).encoded(Kind::Gap, from).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! Reads one file of a log, record by record, including records after damage.
+//! [`Scan`]: reads one file of a log, record by record, and finds records after damage.
 
 use super::record::{HEADER, Header, Kind, Link, MAGIC, Record, TRAILER};
 use bytes::Bytes;
@@ -6,17 +6,17 @@ use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 
-/// The number of bytes that are read at a time when searching for the next record.
+/// The number of bytes to read at a time in a search for the next record.
 const SEARCHED: usize = 1 << 20;
 
-/// A file of a log that is being read. Invalid lengths do not cause allocations.
+/// A reader of one file of a log. It allocates no memory for invalid lengths.
 pub(crate) struct Scan {
     from: BufReader<File>,
     length: u64,
     at: u64,
 }
 
-/// A record of a file, with its offset.
+/// A record of a file, and its offset there.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub kind: Kind,
@@ -27,23 +27,24 @@ pub(crate) struct Entry {
     pub record: Record,
 }
 
-/// The next record of a file, or the reason why there is none.
+/// The result of reading the next record.
 #[derive(Debug)]
 pub(crate) enum Found {
     Entry(Entry),
-    /// The end of the file.
+    /// The end of the file, without further bytes.
     End,
     Broken(Broken),
 }
 
-/// A description of bytes that are not the next record.
+/// The reason why the next bytes are not the expected record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Broken {
-    /// A description of the fault, formulated as the end of a sentence that begins with the name of the file.
+    /// A description of the fault, which continues a sentence that begins with the name of the file.
     pub what: String,
     /// The offset of the first of these bytes.
     pub at: u64,
-    /// Whether the bytes are a prefix of the next record, as if a process had been killed while it wrote the record.
+    /// Whether the bytes are the beginning of the expected record, as if a process was killed while it wrote the
+    /// record.
     pub is_prefix: bool,
     /// Whether the file has version 1 of the format.
     pub is_old: bool,
@@ -66,8 +67,8 @@ impl Scan {
         self.length
     }
 
-    /// Reads the next record. If it does not have the given number and, if known, the given checksum of the previous
-    /// record, returns [`Found::Broken`].
+    /// Reads the next record. Returns [`Found::Broken`] if it does not have the given number and, if that is known, the
+    /// given checksum of the previous record.
     pub fn next(&mut self, number: u64, chain: Option<u32>) -> io::Result<Found> {
         let left = self.length.saturating_sub(self.at);
         if left == 0 {
@@ -108,7 +109,8 @@ impl Scan {
         }
     }
 
-    /// Reads the record after its header, whose length was checked against the file; `None` if its checksum is wrong.
+    /// Reads the rest of a record, whose lengths were compared with the size of the file. Returns `None` if its
+    /// checksum is wrong.
     fn rest(&mut self, head: &Header, header: &[u8; HEADER]) -> io::Result<Option<Entry>> {
         let mut take = |length: u64| {
             let mut bytes = vec![0; length as usize];
@@ -141,8 +143,8 @@ impl Scan {
         Ok(Some(Entry { kind, link, next, at, record }))
     }
 
-    /// Searches for the next complete record whose number is at least `least`, and returns its position in the log;
-    /// `None` if there is none. Reading continues at this record, or at the end of the file.
+    /// Searches for the next complete record with at least the number `least`, and returns its position in the log;
+    /// `None` if there is none. Reading then continues at this record, or at the end of the file.
     pub fn search(&mut self, least: u64) -> io::Result<Option<Link>> {
         let (mut window, mut base) = (Vec::new(), self.at);
         self.from.seek(SeekFrom::Start(base))?;
@@ -191,7 +193,7 @@ impl Scan {
     }
 }
 
-/// Returns whether `bytes` may be the beginning of a record whose header is incomplete.
+/// Returns whether `bytes` may be the beginning of the expected record, of which not even the header is complete.
 fn may_begin(bytes: &[u8], number: u64, chain: Option<u32>) -> bool {
     let agrees = |at: usize, expected: &[u8]| {
         bytes.iter().skip(at).zip(expected).all(|(found, expected)| found == expected)

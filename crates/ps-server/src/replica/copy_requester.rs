@@ -1,5 +1,5 @@
-//! The request that a restarted follower sends for its copy. The request is needed because the other side may not
-//! notice that the connection was lost.
+//! The request of a restarted follower for its copy of a server. The server may otherwise not notice that its
+//! connection to the follower was lost.
 
 use super::message::{FollowerRequest, FollowerResponse};
 use crate::REPLICAS;
@@ -11,15 +11,15 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-/// The time for which the follower sends requests. A server that starts later connects without a request.
+/// The time for which the follower sends requests. A server that starts later connects by itself.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The timeout of one attempt, and the delay before the next one.
+/// The timeout of one attempt, and the pause before the next one.
 const ATTEMPT: Duration = Duration::from_secs(1);
 const AGAIN: Duration = Duration::from_millis(50);
 
-/// A thread that requests the missing copy from a server until there is a response, a minute has passed, or this is
-/// dropped.
+/// A thread that requests the missing copy from a server, until the server responds, a minute has passed, or this value
+/// is dropped.
 #[derive(Debug)]
 pub(crate) struct CopyRequester {
     end: Arc<StopSignal>,

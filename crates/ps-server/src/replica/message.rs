@@ -9,44 +9,44 @@ use distribute_net::Message;
 use distribute_ps_tables::TableImage;
 use serde::{Deserialize, Serialize};
 
-/// The version of this format.
+/// The version of the messages' format.
 const VERSION: u8 = 3;
 
-/// A server, and the number of one of its lives.
+/// A server, and the number of its life: see the [module](super).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ServerLife {
     pub server: u64,
     pub life: u64,
 }
 
-/// A request that a server sends to its follower. Only [`Copy`](FollowerRequest::Copy) is sent by a follower.
+/// A request of a server to its follower. Only [`Copy`](FollowerRequest::Copy) is a request of a follower.
 #[derive(Debug, PartialEq)]
 pub(crate) enum FollowerRequest {
-    /// The follower of a server has started as process `run`, and has no copy of the server's state.
+    /// The follower has started as process `run`, and has no copy of the server's state.
     Copy { server: u64, run: u64 },
     /// Return the position of the copy.
     Position { server: u64 },
     /// Return the state without the tables.
     StateHeader(ServerLife),
-    /// Return a table.
+    /// Return the table with this name.
     Table(ServerLife, String),
-    /// Change the number of the copy's life to the given one.
+    /// Change the life of the copy to the given number.
     Adopt(ServerLife, u64),
     /// Begin to receive a state, which replaces the current one.
     Begin(ServerLife, Box<StateHeader>),
     /// Receive one of the state's tables.
     Put(ServerLife, Box<TableImage>),
-    /// Complete the state. The variant contains the life, the number of the life's changes in the state, and the number
-    /// of the log's next record.
+    /// Complete the state. The fields are the life, the number of its changes that are in the state, and the number of
+    /// the log's next record.
     End(ServerLife, u64, u64),
-    /// Apply changes. The variant contains the life, the number of the first change in the life, and the changes.
+    /// Apply changes. The fields are the life, the number of the first change in that life, and the changes.
     Changes(ServerLife, u64, Vec<Change>),
 }
 
 /// The position of a follower's copy of a server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Position {
-    /// A random number that distinguishes the follower's process from previous ones.
+    /// The random number of the follower's process.
     pub run: u64,
     /// The life of the copy; 0 if there is none.
     pub life: u64,
@@ -70,8 +70,8 @@ pub(crate) enum FollowerResponse {
     Table(Box<TableImage>),
     /// The request was executed.
     Done,
-    /// The request was rejected, for example because the follower has no complete copy of this life. The variant
-    /// contains the reason.
+    /// The request was rejected for the given reason, for example because the follower has no complete copy of this
+    /// life.
     Refused(String),
 }
 
@@ -144,7 +144,7 @@ impl StateHeaderHead {
 }
 
 impl FollowerRequest {
-    /// Returns the number of the server to which the request relates.
+    /// Returns the number of the server whose copy the request concerns.
     pub fn server(&self) -> u64 {
         match self {
             Self::Copy { server, .. } | Self::Position { server } => *server,

@@ -1,4 +1,4 @@
-//! The copies of other servers that a server keeps in memory.
+//! [`Replicas`]: the copies of other servers that a server keeps in memory.
 
 use super::message::{FollowerRequest, FollowerResponse, Position, ServerLife};
 use super::replicated::Replicated;
@@ -14,23 +14,23 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The copies of the servers that a server follows. They are a [`Service`] in addition to the server's own
+/// A [`Service`] that keeps copies of the servers that this server follows. Add it to a server in addition to its
 /// [`ParameterServer`](crate::ParameterServer). Clones share the same copies.
 ///
-/// A server with a [follower](crate::ParameterServer::followed_by) may only access the copy of its own tables: a
-/// request about server `n` is rejected unless it comes from the task `ps n`. The exception is a follower's request for
-/// its copy, which the follower sends to the server that it follows.
+/// A request about server `n` is rejected unless it comes from the task `ps n`, so that a server with a
+/// [follower](crate::ParameterServer::followed_by) has access only to the copy of its own tables. The exception is the
+/// request for a copy that a follower sends to the server that it follows.
 ///
 /// [`ParameterServer::replicas`](crate::ParameterServer::replicas) creates a service that also requests its copy when
 /// it starts.
 #[derive(Clone, Debug)]
 pub struct Replicas {
     of: Arc<Mutex<BTreeMap<u64, Arc<Mutex<Followed>>>>>,
-    /// A random number that distinguishes this process from previous ones.
+    /// The random number of this process.
     run: u64,
     /// The number of complete copies.
     complete: Arc<AtomicU64>,
-    /// The server in this process, whose follower may request its copy.
+    /// The server in this process, which a follower may ask for its copy.
     own: Option<Arc<Replicated>>,
 }
 
@@ -38,7 +38,7 @@ pub struct Replicas {
 #[derive(Debug, Default)]
 struct Followed {
     mirror: Option<Mirror>,
-    /// A partially received copy. The complete one is kept until the transfer ends.
+    /// A partially received copy. The complete one remains until the transfer ends.
     incomplete: Option<Mirror>,
 }
 
@@ -50,10 +50,10 @@ struct Mirror {
     log: u64,
     tables: Tables,
     ledger: Ledger,
-    /// The names of all tables of a state that is being received.
+    /// The names of all tables of the state, while it is being received.
     names: Vec<String>,
     lost: Vec<String>,
-    /// Whether a change could not be applied. The copy still contains all acknowledged changes.
+    /// Whether a change could not be applied. The copy nevertheless contains all acknowledged changes.
     broken: bool,
 }
 
@@ -70,17 +70,17 @@ impl Replicas {
         Self::default()
     }
 
-    /// Creates the service for a process that also runs the server `own`.
+    /// Creates the service for a process whose own server is `own`.
     pub(crate) fn beside(own: Arc<Replicated>, complete: Arc<AtomicU64>) -> Self {
         Self { own: Some(own), complete, ..Self::default() }
     }
 
-    /// Returns the random number that distinguishes this process from previous ones.
+    /// Returns the random number of this process.
     pub(crate) fn run(&self) -> u64 {
         self.run
     }
 
-    /// Responds to a request of a task, which may only access the copy of its own tables.
+    /// Executes a request of a task, which may only access the copy of its own tables.
     // INV-57
     pub(super) fn answer(&self, caller: &Task, ask: FollowerRequest) -> FollowerResponse {
         let server = ask.server();
@@ -224,8 +224,8 @@ impl Mirror {
             .collect()
     }
 
-    /// Applies changes, of which the first has the number `first`, and skips those that were applied before. If a
-    /// change cannot be applied, the copy is marked as broken.
+    /// Applies changes, the first of which has the number `first`. Changes that were already applied are skipped. If a
+    /// change cannot be applied, marks the copy as broken.
     fn make(&mut self, first: u64, changes: Vec<Change>) -> Result<(), String> {
         if self.broken {
             return Err(format!("change {} could not be applied", self.changes));

@@ -1,27 +1,29 @@
 //! Replication of a server's state to a second server.
 //!
-//! A server with a *follower* sends each change to it after applying the change, in the same order for each table. It
-//! acknowledges the change after the follower has also applied it. The follower keeps the tables in memory, and clients
+//! A server with a *follower* sends each change to the follower after applying it, in the same order for each table. It
+//! acknowledges the change after the follower has applied it as well. The follower keeps the tables in memory; clients
 //! never read them.
 //!
-//! The time between a start of a server and its next start is a *life*. The number of a life is greater than all
-//! previous ones, and is stored in the server's folder and by its follower. A server that starts takes the state with
-//! the greater life: its own, or its follower's if its folder is missing or older. A follower only accepts changes of
-//! the greatest life, so a server that was replaced acknowledges no further changes.
+//! Each start of a server begins a new *life*. The number of a life is greater than all earlier ones, and is stored in
+//! the server's folder and by its follower. A starting server takes the state with the greater life: its own, or its
+//! follower's if its folder is missing or older. A follower accepts only changes of the greatest life, so a server that
+//! was replaced acknowledges nothing more.
 //!
-//! A follower that was killed has no copy until the complete state is sent again. It requests the copy when it starts,
-//! and the server that it follows monitors the connection even while there are no changes. Until the copy is complete,
-//! nothing is acknowledged. A server that is killed before then has lost its tables. It starts without any, and rejects
-//! requests of clients for which it had acknowledged changes.
+//! A follower that was killed has no copy until it has received the complete state again. It requests the copy when it
+//! starts, and its server monitors the connection even while there are no changes. Until the copy is complete, nothing
+//! is acknowledged.
+//!
+//! A server that is killed before then has lost its tables. It starts without tables, and rejects requests of clients
+//! for which it had acknowledged changes.
 //!
 //! | file | contents |
 //! |---|---|
 //! | `message` | the messages between a server and its follower |
-//! | `replication_plan` | the protocol: the next request, and the effects of the response, without a thread |
+//! | `replication_plan` | the protocol as a state machine: the next request, and the effects of its response |
 //! | `sender` | the thread that sends requests |
 //! | `mirror` | the copies that a follower keeps |
 //! | `copy_requester` | the request of a restarted follower for its copy |
-//! | `replicated` | a server with its follower, and the server that it follows |
+//! | `replicated` | a server with its follower, and with the copy of the server that it follows |
 //!
 //! The module `store` contains the transfer of a server's state, and the changes in flight.
 

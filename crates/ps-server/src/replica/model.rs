@@ -1,4 +1,4 @@
-//! A model of servers in a ring that are killed at every step of the protocol. It runs all interleavings of a few
+//! A model of a ring of servers that are killed at every step of the protocol. It runs all interleavings of a few
 //! events, and many random ones.
 //!
 //! The tested code is that of real servers, [`Core`], [`ReplicationPlan`] and [`Replicas`], without threads and
@@ -24,24 +24,24 @@ struct Process {
     held: bool,
 }
 
-/// A client of one server: it increments a counter, and repeats unacknowledged requests.
+/// A client of one server, which increments a counter and repeats unacknowledged requests.
 #[derive(Default)]
 struct Client {
     sequence: u64,
     acknowledged: bool,
-    /// Whether a change was requested and not yet acknowledged.
+    /// Whether a change was requested and is not acknowledged yet.
     open: bool,
-    /// Whether the current process has applied the change.
+    /// Whether the server's current process has applied the change.
     made: bool,
     counted: i64,
-    /// Whether the server has rejected the client because the server's own changes were lost.
+    /// Whether the server has rejected the client because it has lost its tables.
     refused: bool,
 }
 
 struct Ring {
     all: Vec<Process>,
     clients: Vec<Client>,
-    /// Whether a kill has removed the only copy of acknowledged changes.
+    /// Whether a kill has removed the only copy of acknowledged changes, for each server.
     may_be_lost: Vec<bool>,
     history: Vec<String>,
 }
@@ -99,7 +99,7 @@ fn create(name: &str) -> Request {
 }
 
 impl Ring {
-    /// Creates servers, each with a table that has counted to 1, and each with a complete copy.
+    /// Creates servers, each of which has a table that has counted to 1, and a follower with a complete copy.
     fn new(servers: usize) -> Self {
         let mut ring = Self {
             all: (0..servers).map(Process::start).collect(),
@@ -153,7 +153,8 @@ impl Ring {
         process.replication_plan.restart(&process.follower, &mut link);
     }
 
-    /// Increments a counter, or repeats an unacknowledged request. First creates the table again, as a program may do.
+    /// Increments a counter, or repeats an unacknowledged request. Creates the table first, as a program may do after a
+    /// restart.
     fn count(&mut self, server: usize) {
         let (process, client) = (&self.all[server], &mut self.clients[server]);
         if client.refused || client.made || process.held || process.follower.copies() == Copies::Starting {
@@ -192,7 +193,7 @@ impl Ring {
         }
     }
 
-    /// Acknowledges the changes that the follower has received.
+    /// Acknowledges the changes that the followers have received.
     fn acknowledge(&mut self) {
         for (server, client) in self.clients.iter_mut().enumerate() {
             let state = self.all[server].follower.lock();
@@ -209,7 +210,7 @@ impl Ring {
         }
     }
 
-    /// Runs until nothing is in progress.
+    /// Runs all servers until none of them has anything to send.
     fn run_to_idle(&mut self) {
         for _ in 0..200 {
             let steps: Vec<bool> = (0..self.all.len()).map(|server| self.step(server)).collect();
@@ -221,8 +222,8 @@ impl Ring {
         panic!("it comes to no end: {:#?}", self.history);
     }
 
-    /// Checks that every server has each acknowledged change exactly once, or reports the loss. Returns the number of
-    /// losses.
+    /// Checks that every server has each acknowledged change exactly once, or reports that it has lost them. Returns
+    /// the number of servers with losses.
     fn check(mut self) -> usize {
         self.run_to_idle();
         for server in 0..self.all.len() {

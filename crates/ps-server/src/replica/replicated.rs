@@ -9,8 +9,8 @@ use distribute_rpc::ClientBuilder;
 use std::io;
 use std::sync::{Arc, OnceLock};
 
-/// A store that sends its changes to a follower, and requests a copy of the server that it follows. Both servers are
-/// optional.
+/// A store that sends its changes to a follower, and requests a copy of the server that it follows. It may have either,
+/// both or none.
 #[derive(Debug)]
 pub(crate) struct Replicated {
     store: Store,
@@ -28,8 +28,8 @@ impl Replicated {
         self.store.core()
     }
 
-    /// Adds a follower, unless there already is one. `by` contains the builder of clients that connect to it, its task,
-    /// and the number of this server.
+    /// Adds a follower, unless there already is one. `by` contains a builder of clients, the follower's task, and the
+    /// number of this server.
     pub fn follow(&self, by: (ClientBuilder, Task, u64)) -> io::Result<()> {
         if self.sender.get().is_none() {
             let _ = self.sender.set(ChangeSender::start(self.store.core(), by)?);
@@ -37,8 +37,8 @@ impl Replicated {
         Ok(())
     }
 
-    /// Returns the copies of the servers that this one follows. Begins to request the copy of task `of`, which is one
-    /// of these servers, unless an earlier call has begun to request one.
+    /// Returns a service that keeps the copies of the servers that this one follows. The first call also begins to
+    /// request the copy of task `of`, which is one of these servers.
     pub fn replicas(self: &Arc<Self>, clients: ClientBuilder, of: Task) -> io::Result<Replicas> {
         let replicas = Replicas::beside(self.clone(), self.core().follows().clone());
         if self.copy_requester.get().is_none() {
@@ -47,9 +47,9 @@ impl Replicated {
         Ok(replicas)
     }
 
-    /// Records that a task, running as process `run`, has requested its copy of a server, and returns `true`. `by`
-    /// contains the task and the number of that server. If the task is not the follower of this server, does nothing
-    /// and returns `false`.
+    /// Records that a task, running as process `run`, has requested its copy of a server, and returns `true`. `by` is
+    /// the task and the number of that server. If the task is not this server's follower, does nothing and returns
+    /// `false`.
     pub fn asked(&self, by: (&Task, u64), run: u64) -> bool {
         self.sender.get().is_some_and(|sender| sender.asked(by, run))
     }

@@ -1,5 +1,5 @@
-//! The protocol of a server with its follower, as a state machine: one request at a time, without a thread or a
-//! clock.
+//! The protocol between a server and its follower, as a state machine without threads and clocks. It sends one request
+//! at a time.
 
 use super::message::{FollowerRequest, FollowerResponse, Position, ServerLife};
 use crate::store::{Core, Follower, StateHeader, listed};
@@ -27,7 +27,7 @@ pub(super) struct ReplicationPlan {
     /// The random number of the follower's process to which this server was last connected.
     run: Option<u64>,
     /// The greatest life of this server of which the follower has had a copy, and the names of the tables in it. It is
-    /// kept until this server begins its life, because the follower may be lost as well.
+    /// remembered until this server begins its life, because the follower may be lost before.
     seen: (u64, Vec<String>),
 }
 
@@ -43,11 +43,11 @@ enum Phase {
         left: Vec<String>,
         taken: Vec<TableImage>,
     },
-    /// The follower has the same state as this server, but with the number of the previous life.
+    /// The follower has the state of this server, but under the number of the previous life.
     Adopting { of: ServerLife },
-    /// The state is about to be sent.
+    /// The complete state is about to be sent.
     Opening,
-    /// The state is being sent. It contains all changes before `next`, and changes are blocked.
+    /// The state is being sent, with all changes before `next`, while changes are blocked.
     Sending { next: u64, left: Vec<String> },
     /// The follower has a copy, and receives changes.
     Following,
@@ -60,14 +60,14 @@ pub(super) enum Start {
     Own,
     /// The tables of its follower's copy.
     Fetched,
-    /// No tables: a life greater than the server's own is known, but there is no complete copy of its state.
+    /// No tables, because a life greater than the server's own exists, but no complete copy of its state.
     LostTables,
 }
 
 // INV-57
-/// Decides with which state a server begins: its own state or that of its follower, whichever is newer. `own` contains
-/// the server's life and the number of the next record of its log. `found` is the position of the follower's copy.
-/// `seen` is the greatest life of which the follower is known to have had a copy, complete or not.
+/// Decides with which state a server begins: its own or that of its follower, whichever is newer. `own` is the server's
+/// life and the number of its log's next record. `found` is the position of the follower's copy. `seen` is the greatest
+/// life of which the follower has had a copy, even an incomplete one.
 pub(super) fn start(own: (u64, u64), found: &Position, seen: u64) -> Start {
     let (life, log) = own;
     // The log has each change before it is sent, unless the machine has lost power.
@@ -85,15 +85,15 @@ impl ReplicationPlan {
         Self { to, server, phase: Phase::Connected, run: None, seen: (0, Vec::new()) }
     }
 
-    /// Starts the protocol again after the connection was lost, because the state of the follower is then unknown.
-    /// Allows changes again if they were blocked.
+    /// Starts the protocol again after the connection was lost, because the follower's state is then unknown. Unblocks
+    /// changes.
     pub fn restart(&mut self, follower: &Follower, link: &mut impl FollowerLink) {
         self.phase = Phase::Connected;
         link.release();
         follower.update(|state| state.is_copied = false);
     }
 
-    /// Returns whether the follower has restarted since this server last connected to it.
+    /// Returns whether the follower has restarted since this server has connected to it.
     pub fn is_old(&self, follower: &Follower) -> bool {
         let asked = follower.lock().asked;
         self.run.is_some() && asked.is_some() && asked != self.run
@@ -203,7 +203,7 @@ impl ReplicationPlan {
 
     // INV-57
     /// Begins a life with the newer state: this server's own, or that of its follower, which is fetched first. If the
-    /// newer state is lost, this server begins without tables.
+    /// newer state is lost, begins without tables.
     fn begin(
         &mut self,
         core: &Core,
@@ -269,7 +269,7 @@ impl ReplicationPlan {
         Ok(())
     }
 
-    /// Begins a life. From then on, this server has a state, and responds to requests.
+    /// Begins the given life. This server then has a state, and executes requests.
     fn live(&mut self, core: &Core, follower: &Follower, life: u64) -> Result<(), String> {
         core.set_life(life).map_err(|error| error.to_string())?;
         follower.update(|state| state.life = life);

@@ -1,4 +1,4 @@
-//! The thread that keeps the follower of a server up to date.
+//! The thread that sends a server's changes to its follower.
 
 use super::message::{FollowerRequest, FollowerResponse};
 use super::replication_plan::{FollowerLink, ReplicationPlan};
@@ -13,14 +13,14 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-/// The timeout for one response of the follower, which may have to receive a large table.
+/// The timeout for one response of the follower. A request may contain a large table.
 const ANSWER: Duration = Duration::from_secs(60);
 
-/// The timeout of one attempt to connect, and the delay before the next one.
+/// The timeout of one attempt to connect, and the pause before the next one.
 const CONNECT: Duration = Duration::from_secs(2);
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// The interval at which the thread checks whether the follower has restarted although the connection seems to work.
+/// The interval at which the thread checks whether the follower has restarted, which the connection may not show.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A thread that sends changes to the follower, until it is dropped.
@@ -45,7 +45,7 @@ impl ChangeSender {
 
 impl ChangeSender {
     /// Records that task `by`, running as process `run`, has requested its copy of server `number`, and returns `true`.
-    /// If the task is not the follower of this server, does nothing and returns `false`.
+    /// If the task is not this server's follower, does nothing and returns `false`.
     pub fn asked(&self, (by, number): (&Task, u64), run: u64) -> bool {
         let follows = *by == self.to && number == self.number;
         if follows {
@@ -107,7 +107,7 @@ impl SenderThread {
         }
     }
 
-    /// Sends requests over one connection, and returns when the server stops.
+    /// Sends requests over one connection. Returns `Ok` when the server stops.
     ///
     /// # Errors
     /// Returns the reason if the connection is lost, or if the follower has restarted or has not executed a request.

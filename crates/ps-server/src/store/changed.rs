@@ -1,8 +1,8 @@
-//! The rows that have changed, by the number of the change in the log.
+//! A record of the rows that have changed, and of the number of each row's last change.
 //!
-//! A server begins to record them with the first request for them, and marks its folder, so that it continues after a
-//! restart. The numbers of changes are those of the log. A server that restarts replays its log, and so it records the
-//! same numbers again. Numbers of changes that the log no longer contains are in the snapshot.
+//! The first request for changed rows makes a server record them. It also marks its folder, so that recording continues
+//! after a restart. The numbers of changes are those of the log. A restarted server replays its log and thus records
+//! the same numbers again. Numbers that the log no longer contains are in the snapshot.
 
 // - **INV-89** A response about changed rows contains exactly the changes before its position: it is made under the
 //   lock that orders the changes of its table. If the process was killed, each row has the same number afterwards. If
@@ -25,32 +25,31 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The minimum of [`TableChanges::limit`]: up to this number of recorded ids, those without a row are kept, because
-/// searching for them is not worth the time.
+/// The minimum of [`TableChanges::limit`]. Searching a smaller record for ids without a row is not worth the time.
 const MIN_LIMIT: usize = 1 << 16;
 
-/// The changes of one table.
+/// The recorded changes of one table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TableChanges {
-    /// The number from which on the changed rows are recorded. All rows may have changed before it.
+    /// The number from which on changes are recorded. Before it, any row may have changed.
     pub begun: u64,
-    /// The number of the last change of each row that has changed since.
+    /// The number of the last recorded change of each row.
     pub rows: HashMap<i64, u64>,
-    /// Whether a gradient of some rows changes all of them.
+    /// Whether a gradient of some rows changes all rows of the table.
     moves_absent_rows: bool,
-    /// The number of recorded ids beyond which those without a row are forgotten.
+    /// The number of recorded ids above which those without a row are removed.
     limit: usize,
 }
 
 impl TableChanges {
-    /// Creates the record of a table's changes. `rows` contains the number of the last change of each row that has
-    /// changed since the change `begun`.
+    /// Creates the record of a table's changes from number `begun` on. `rows` contains the number of the last change of
+    /// each row that has changed since.
     pub fn new(begun: u64, rows: HashMap<i64, u64>, rule: Option<&RuleSpec>) -> Self {
         let limit = MIN_LIMIT.max(2 * rows.len());
         Self { begun, rows, moves_absent_rows: moves(rule), limit }
     }
 
-    /// Records a change that was applied.
+    /// Records the rows that a change has changed.
     fn record(&mut self, number: u64, change: &Request) {
         let of =
             |rows: &[i64], changes: &mut Self| changes.rows.extend(rows.iter().map(|row| (*row, number)));
@@ -75,8 +74,8 @@ impl TableChanges {
         }
     }
 
-    /// Forgets ids without a row, if there are many: pushed ids that were not admitted, did not fit, or were evicted.
-    /// They are never sent, and a change that gives one of them a row records it again.
+    /// Removes ids without a row, if many ids are recorded: pushed ids that were not admitted, did not fit, or were
+    /// evicted. These are never sent, and a change that gives one of them a row records it again.
     // INV-28
     fn forget_absent(&mut self, existing: impl FnOnce(Vec<i64>) -> Vec<i64>) {
         if self.rows.len() <= self.limit {
@@ -92,13 +91,13 @@ impl TableChanges {
         (self.begun, self.rows) = (number + 1, HashMap::new());
     }
 
-    /// Returns the rows that changes with this number and later ones have changed; `None` means all rows.
+    /// Returns the rows that changes from number `next` on have changed; `None` means all rows.
     fn since(&self, next: u64) -> Option<Vec<i64>> {
         let is_later = |(row, number): (&i64, &u64)| (*number >= next).then_some(*row);
         (next >= self.begun).then(|| self.rows.iter().filter_map(is_later).collect())
     }
 
-    /// Returns the number of the last change of a row.
+    /// Returns the number of the last change of a row, or the latest possible one if that was not recorded.
     fn number(&self, row: i64) -> u64 {
         self.rows.get(&row).copied().unwrap_or(self.begun.saturating_sub(1))
     }
@@ -108,7 +107,7 @@ fn moves(rule: Option<&RuleSpec>) -> bool {
     rule.is_some_and(|rule| rule.rule().moves_absent_rows())
 }
 
-/// The changes of all tables.
+/// The recorded changes of all tables.
 #[derive(Debug)]
 pub(crate) struct Changes {
     history: u64,
@@ -120,8 +119,8 @@ impl Changes {
         Self { history, tables: RwLock::default() }
     }
 
-    /// Continues the record `found` of a table, which a snapshot contains. If there is none, begins to record at
-    /// `first`, the number of the first change that the snapshot does not contain.
+    /// Continues the record `found` of a table, which was in a snapshot. Without one, begins to record at `first`, the
+    /// number of the first change that is not in the snapshot.
     pub fn load(&self, table: &str, found: Option<TableChanges>, first: u64, rule: Option<&RuleSpec>) {
         let changes = match found {
             Some(found) => found,
@@ -130,7 +129,7 @@ impl Changes {
         self.tables.write().insert(table.to_owned(), Arc::new(Mutex::new(changes)));
     }
 
-    /// Records a change that was applied to `tables`. `response` is the response to the change.
+    /// Records a change that was applied to `tables`, and whose response is `response`.
     pub fn record(&self, number: u64, change: &Request, response: &Response, tables: &Tables) {
         match (change, response) {
             (Request::Create(spec), Response::Created { new: true }) => {
@@ -152,7 +151,7 @@ impl Changes {
         self.tables.read().get(table).cloned()
     }
 
-    /// Begins new records for all tables, whose contents were replaced. `number` is the number of the next change.
+    /// Begins new records for all tables, because their contents were replaced. `number` is that of the next change.
     pub fn begin_all(&self, number: u64, tables: &Tables) {
         let names = tables.names();
         self.tables.write().clear();
@@ -164,7 +163,7 @@ fn path(folder: &Path) -> PathBuf {
     folder.join("recorded")
 }
 
-/// Returns the record of changes of a folder; `None` if its server records none.
+/// Returns an empty record of changes if the server of this folder records them, and otherwise `None`.
 ///
 /// # Errors
 /// - [`OpenError::Io`]: the mark in the folder cannot be read.
@@ -177,7 +176,7 @@ pub(crate) fn open(folder: &Path) -> Result<Option<Changes>, OpenError> {
     }
 }
 
-/// Removes the mark of a folder, so that a different history begins.
+/// Removes the mark of a folder, so that the next mark begins a different history.
 pub(crate) fn forget(folder: &Path) -> io::Result<()> {
     match std::fs::remove_file(path(folder)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -185,8 +184,8 @@ pub(crate) fn forget(folder: &Path) -> io::Result<()> {
     }
 }
 
-/// Returns the number of the history of a folder with this mark. After a restart of the machine, the number is
-/// different, because changes may have been lost.
+/// Returns the number of the history of a folder with this mark. It changes if the machine restarts, because changes
+/// may have been lost.
 fn history(mark: &str) -> u64 {
     let boot = boot_id();
     // Without an id of the boot, each process has its own history.
@@ -195,7 +194,7 @@ fn history(mark: &str) -> u64 {
 }
 
 impl Core {
-    /// Returns the rows of a table that have changed since a position.
+    /// Returns the rows of a table that have changed since a position, or all rows.
     pub(super) fn changed(&self, table: &str, since: Option<LogPosition>) -> Result<Response, Refusal> {
         let Some(log) = &self.log else { return Err(Error::NotRecorded { table: table.to_owned() }.into()) };
         if self.changes.get().is_none() {

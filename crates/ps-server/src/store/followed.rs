@@ -1,4 +1,4 @@
-//! The parts of a server's state that are transferred to and from its follower.
+//! The transfer of a server's state to and from its follower.
 
 use super::Core;
 use super::backup::back_up;
@@ -15,29 +15,30 @@ use std::sync::atomic::AtomicU64;
 /// The state of a server without its tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StateHeader {
-    /// The changes that were applied for clients.
+    /// The applied changes of each client.
     pub clients: Vec<ClientPushes>,
     /// The greatest number of a job that has begun.
     pub job: u64,
     /// The names of all tables of the state.
     pub tables: Vec<String>,
-    /// The names of tables that were lost earlier, for errors.
+    /// The names of tables that were lost before, for errors.
     pub lost: Vec<String>,
 }
 
 impl Core {
-    /// Sends all further changes to a follower, unless there already is one.
+    /// Sends all later changes to a follower, unless there already is one.
     pub(crate) fn follow(&self, follower: Arc<Follower>) {
         // Only one follower is supported; the first one stays.
         let _ = self.follower.set(follower);
     }
 
-    /// Waits for changes in progress, and blocks further ones until the returned guards are dropped.
+    /// Waits for changes in progress, and blocks new ones until the returned guards are dropped.
     pub(crate) fn orders(&self) -> Vec<MutexGuard<'_, ()>> {
         self.orders.iter().map(|order| order.lock()).collect()
     }
 
-    /// Returns the counter of the servers of which this server has a complete copy. The owner of the copies updates it.
+    /// Returns the number of servers of which this server has a complete copy, as a counter that the owner of the
+    /// copies updates.
     pub(crate) fn follows(&self) -> &Arc<AtomicU64> {
         &self.follows
     }
@@ -61,7 +62,7 @@ impl Core {
         self.log.as_ref().map_or(0, |log| log.journal.next())
     }
 
-    /// Returns the life stored in the folder; 0 for a new folder, and without one.
+    /// Returns the life that is stored in the folder; 0 for a new folder, or without one.
     pub(crate) fn life(&self) -> Result<u64, OpenError> {
         self.log.as_ref().map_or(Ok(0), |log| read_life(log.journal.folder()))
     }
@@ -71,7 +72,7 @@ impl Core {
     }
 
     /// Copies the files of the folder before another state replaces them, and logs a warning. Begins a new file of the
-    /// log. Does nothing without a log, or if the log is empty.
+    /// log. Does nothing if the log is empty or does not exist.
     fn back_up(&self) -> std::result::Result<(), OpenError> {
         let Some(log) = self.log.as_ref().filter(|log| log.journal.next() > 0) else { return Ok(()) };
         let folder = log.journal.folder();
@@ -92,8 +93,8 @@ impl Core {
         Ok(())
     }
 
-    /// Replaces all tables and the rest of the state, both in memory and in the folder. The files of the previous state
-    /// are backed up first.
+    /// Replaces all tables and the rest of the state, in memory and in the folder. The files of the previous state are
+    /// copied first.
     pub(crate) fn replace(
         &self,
         images: Vec<TableImage>,

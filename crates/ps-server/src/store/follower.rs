@@ -1,4 +1,4 @@
-//! The changes of a server in flight to its follower.
+//! [`Follower`]: the changes that a server's follower has not received yet.
 
 use crate::log::Record;
 use distribute_cluster::{Deadline, Stopwatch};
@@ -7,43 +7,42 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// The maximum time that a call waits for the follower. Its client may time out earlier, and retry.
+/// The maximum time for which a call waits for the follower. Its client may time out earlier and retry.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The approximate maximum size in bytes of the changes in one request.
 const AT_ONCE: usize = 16 << 20;
 
-/// A change, with its number in the log of its server; the number is 0 if there is no log.
+/// A change, and its number in the server's log; 0 without a log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Change {
     pub record: Record,
     pub log: u64,
 }
 
-/// The changes that have not reached the follower yet, and the threads that wait until they have.
+/// The changes that the follower may not have received, and the threads that wait until it has.
 #[derive(Debug, Default)]
 pub(crate) struct Follower {
     state: Mutex<Pending>,
     changed: Condvar,
 }
 
-/// The changes that were applied, and that the follower may not have received.
+/// The state of the changes that the follower may not have received.
 #[derive(Debug, Default)]
 pub(crate) struct Pending {
-    /// The number of this server's life; 0 until the server has adopted its own state or its follower's, whichever is
-    /// newer.
+    /// The number of this server's life; 0 until the server has begun one, with its own state or its follower's.
     pub life: u64,
-    /// The number of the first of these changes. All earlier ones have been received.
+    /// The number of the first of these changes. The follower has received all earlier ones.
     pub first: u64,
     pub changes: VecDeque<Change>,
-    /// Whether the follower has a complete copy of this server, except for these changes.
+    /// Whether the follower has a complete copy of this server, apart from these changes.
     pub is_copied: bool,
     /// The number of the current connection to the follower.
     pub connection: u64,
     pub lost: Option<String>,
-    /// The random number of the follower's process that last requested its copy.
+    /// The random number of the follower's process that has last requested its copy.
     pub asked: Option<u64>,
-    /// The reason why changes do not reach the follower, if there is a problem.
+    /// The reason why changes do not reach the follower, if they do not.
     pub last_error: Option<String>,
     /// Whether the server is stopping.
     pub over: bool,
@@ -66,7 +65,7 @@ impl Pending {
         self.first += count;
     }
 
-    /// Returns the first changes, up to about the maximum size of one request; at least one if there are any.
+    /// Returns the first changes, up to about the maximum size of one request, but at least one if there are any.
     pub fn next_batch(&self) -> Vec<Change> {
         let mut bytes = 0;
         let fits = |change: &&Change| {
@@ -79,7 +78,7 @@ impl Pending {
 }
 
 impl Follower {
-    /// Waits until this server has its state, and can execute requests.
+    /// Waits until this server has begun its life, so that it can execute requests.
     ///
     /// # Errors
     /// - [`RefusalKind::Busy`]: the follower has not been reached within a minute, or the server is stopping.
@@ -106,8 +105,8 @@ impl Follower {
         self.wait(|state| state.has(next), what)
     }
 
-    /// Returns whether there are one or two copies of this server's tables. While the server is starting, this is not
-    /// known.
+    /// Returns whether there are one or two copies of this server's tables. This is unknown while the server is
+    /// starting.
     pub fn copies(&self) -> Copies {
         let state = self.state.lock();
         match (state.life, state.is_copied) {
@@ -137,7 +136,7 @@ impl Follower {
         Ok(())
     }
 
-    /// Waits for changes, the loss of the connection or the end of the server, for at most `patience`.
+    /// Waits at most `patience` for changes, for the loss of the connection, or for the server to stop.
     pub(crate) fn await_changes(&self, patience: Duration) -> MutexGuard<'_, Pending> {
         let idle = |state: &mut Pending| state.changes.is_empty() && state.lost.is_none() && !state.over;
         let mut state = self.state.lock();
@@ -145,7 +144,7 @@ impl Follower {
         state
     }
 
-    /// Waits until the server is stopping, for at most `patience`. Returns whether it is stopping.
+    /// Waits at most `patience` until the server is stopping. Returns whether it is.
     pub(crate) fn pause(&self, patience: Duration) -> bool {
         let mut state = self.state.lock();
         self.changed.wait_while_for(&mut state, |state| !state.over, patience);
@@ -160,7 +159,7 @@ impl Follower {
         state.connection
     }
 
-    /// Records that a connection was lost, and that the follower's copy may be lost as well. Does nothing if there is a
+    /// Records that a connection was lost, so that the follower's copy may be lost as well. Does nothing if there is a
     /// newer connection.
     pub(crate) fn disconnected(&self, connection: u64, reason: &str) {
         self.update(|state| {

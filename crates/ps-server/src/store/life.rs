@@ -1,4 +1,4 @@
-//! The number of a server's life, in its folder.
+//! The file in a server's folder with the number of its life: see [`replica`](crate::replica).
 
 use crate::OpenError;
 use distribute_files::WholeFile;
@@ -10,8 +10,7 @@ fn path(folder: &Path) -> PathBuf {
     folder.join("life")
 }
 
-/// Returns the life stored in a folder; 0 if there is none, which is the case if the folder was created without a
-/// follower.
+/// Reads the life from a folder; 0 if the file does not exist, because the server had no follower.
 ///
 /// # Errors
 /// - [`OpenError::Snapshot`]: the file contains no number.

@@ -1,10 +1,10 @@
-//! Requests for tables that a server has lost.
+//! The rejection of requests for tables that a server has lost.
 
 use super::names::listed;
 use distribute_ps_tables::{Refusal, RefusalKind, Request};
 use parking_lot::Mutex;
 
-/// The names of tables that a server has lost before this life, if they are known.
+/// The names of the tables that a server has lost before this life, as far as they are known.
 #[derive(Debug, Default)]
 pub(crate) struct LostTables(Mutex<Vec<String>>);
 
@@ -17,7 +17,7 @@ impl LostTables {
         self.0.lock().clone()
     }
 
-    /// Returns the response that rejects a request whose client relies on lost state.
+    /// Returns the rejection of a request whose client relies on lost state.
     pub fn refusal(&self, request: &Request) -> Refusal {
         let names = self.0.lock();
         let lost = if names.is_empty() {
@@ -34,8 +34,8 @@ impl LostTables {
         Refusal::new(RefusalKind::Lost, text)
     }
 
-    /// Returns a rejection that explains the loss if `refusal` says that a table does not exist and that table was
-    /// lost; otherwise `refusal`.
+    /// Returns a rejection that explains the loss if `refusal` states that a table does not exist, and the table was
+    /// lost. Otherwise returns `refusal`.
     pub fn with_explanation(&self, request: &Request, refusal: Refusal) -> Refusal {
         let is_lost = |name: &str| self.0.lock().iter().any(|lost| lost == name);
         if refusal.kind == RefusalKind::NoSuchTable && request.table().is_some_and(is_lost) {

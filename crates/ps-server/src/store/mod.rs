@@ -2,13 +2,13 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `open` | the restart of a server: the snapshot, and the changes after it |
+//! | `open` | the start of a server from its folder: the snapshot, and the changes after it |
 //! | `persister` | the threads that save tables and sync the log |
-//! | `follower` | changes in flight to the follower, and the threads that wait for them |
-//! | `followed` | the server's state, as it is transferred to and from its follower |
+//! | `follower` | changes that the follower has not received yet, and the threads that wait for them |
+//! | `followed` | the transfer of the server's state to and from its follower |
 //! | `backup` | copies of a state that is replaced |
 //! | `changed` | the rows that have changed, by the number of the change |
-//! | `life` | the number of a life, in a folder |
+//! | `life` | the number of a life in a folder |
 //! | `lost` | requests about tables that were lost |
 //! | `names` | lists of names for messages |
 
@@ -54,32 +54,32 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// The maximum total size in bytes of the responses to a call, which are in memory at the same time. As soon as it is
-/// reached, further reads of the call are rejected.
+/// The maximum total size in bytes of a call's responses, which are in memory at the same time. Once it is reached,
+/// further reads of the call are rejected.
 const MAX_ANSWERED: usize = 64 << 20;
 
-/// The number of locks for the order of changes, which are assigned to tables by name.
+/// The number of locks for the order of changes. A table uses one of them, by its name.
 const ORDERS: usize = 64;
 
-/// One server's tables, and the threads that save them if there is a folder.
+/// The tables of a server, and the threads that save them if there is a folder.
 #[derive(Debug)]
 pub(crate) struct Store {
     core: Arc<Core>,
     _persister: Option<Persister>,
 }
 
-/// The state of a server, with which requests are executed.
+/// The state of a server, which executes requests.
 #[derive(Debug)]
 pub(crate) struct Core {
     tables: Arc<Tables>,
     ledger: Ledger,
     /// The locks for the order of changes, each of which several tables share. A change that is logged or replicated
-    /// holds the lock of its table. The changes of a table are therefore applied, and reach the follower, in the order
-    /// of the log.
+    /// holds the lock of its table. So the changes of a table are applied, and reach the follower, in the order of the
+    /// log.
     orders: Vec<Mutex<()>>,
     log: Option<Persistence>,
     follower: OnceLock<Arc<Follower>>,
-    /// The rows that have changed; unset until a client requests them.
+    /// The rows that have changed; empty until a client requests them.
     changes: OnceLock<Changes>,
     lost: LostTables,
     /// The number of the job that had begun when tables were found in the folder; `None` if there were no tables.
@@ -142,8 +142,8 @@ impl Core {
         &self.tables
     }
 
-    /// Executes a call, and returns the response to each request. A change is answered with `Ok` only after it is as
-    /// safe as the durability requires, and has reached the follower.
+    /// Executes a call, and returns the response to each request. A response of `Ok` to a change means that the change
+    /// is as safe as the durability requires, and has reached the follower.
     pub fn answer(&self, call: &Call) -> Vec<Result<Response, Refusal>> {
         let is_usage = |sent: &EncodedRequest| matches!(sent.request, Request::Usage);
         if let Some(follower) = self.follower.get()
@@ -164,8 +164,8 @@ impl Core {
         answers
     }
 
-    /// Executes a call, and returns the responses. The flag is `true` if the call contains changes that must be
-    /// committed before the responses are sent.
+    /// Executes a call, and returns the responses. The flag is whether the call contains changes that must be committed
+    /// before the responses are sent.
     pub(crate) fn execute(&self, call: &Call) -> (Vec<Result<Response, Refusal>>, bool) {
         // INV-57
         if self.has_lost(call) {
@@ -195,8 +195,8 @@ impl Core {
         (answers, changed)
     }
 
-    /// Returns whether this server, which has a follower, has lost a change that was acknowledged to a client. This is
-    /// the case if the client is unknown, and no job was begun since.
+    /// Returns whether this server, which has a follower, has lost a change that it had acknowledged to the client of
+    /// `call`. This is so if the client is unknown, and no job has begun since.
     fn has_lost(&self, call: &Call) -> bool {
         call.acknowledged
             && self.follower.get().is_some()
@@ -205,7 +205,7 @@ impl Core {
     }
 
     /// Returns whether the folder of this server belongs to other clients: it contains tables, but none of the changes
-    /// that were acknowledged to this client. Returns `false` if a job was begun since, because a program that begins a
+    /// that were acknowledged to this client. Returns `false` if a job has begun since, because a program that begins a
     /// job restores the state.
     fn belongs_to_others(&self, call: &Call) -> bool {
         call.acknowledged
@@ -241,7 +241,7 @@ impl Core {
         }
     }
 
-    /// Applies a change, unless an earlier attempt has applied it.
+    /// Applies a change, unless an earlier attempt has already applied it.
     fn change(&self, client: u64, sequence: u64, sent: &EncodedRequest) -> Result<Response, Refusal> {
         // INV-52
         if self.ledger.begin(client, sequence)? == Decision::Applied {
@@ -286,7 +286,7 @@ impl Core {
         answer
     }
 
-    /// Waits until all changes are as safe as the durability requires, and have reached the follower.
+    /// Waits until all changes have reached the follower, and are as safe as the durability requires.
     fn commit(&self) -> Result<(), Refusal> {
         // INV-57
         self.follower.get().map_or(Ok(()), |follower| follower.await_arrived())?;

@@ -1,4 +1,4 @@
-//! The restart of a server: the snapshot, and the changes after it.
+//! The start of a server from its folder: the snapshot, and the changes after it.
 
 use super::changed::{self, Changes};
 use super::{Core, Persistence};
@@ -18,8 +18,8 @@ use std::fs;
 use std::path::Path;
 
 impl Core {
-    /// Resumes from a folder, which is created if it does not exist. Nothing in an existing folder is changed before
-    /// the snapshot and the log have been read completely.
+    /// Resumes from a folder, which is created if it does not exist. An existing folder is not changed before the
+    /// snapshot and the log were read completely.
     pub(super) fn open(options: ServerOptions, opens: Opens) -> Result<Self, OpenError> {
         let folder = &options.folder;
         distribute_files::create_private_folder(folder).map_err(OpenError::io("making", folder))?;
@@ -70,8 +70,8 @@ impl Core {
     }
 }
 
-/// Returns two lists of log files, each file by the number of its first record: those before the snapshot, and those to
-/// replay.
+/// Returns the log files before the snapshot, and those to replay. Each file is identified by the number of its first
+/// record.
 ///
 /// # Errors
 /// - [`OpenError::Io`]: the folder cannot be read.
@@ -102,14 +102,14 @@ pub(crate) fn hold(folder: &Path) -> Result<LockFile, OpenError> {
 struct Replay<'a> {
     tables: &'a Tables,
     ledger: &'a Ledger,
-    /// The rows that change, if they are recorded.
+    /// The record of changed rows, if the server has one.
     changes: Option<&'a Changes>,
     /// The number of the first record of the log to replay.
     next: u64,
-    /// The name of each table of the snapshot, with the number of the first record that it does not contain; `None` if
-    /// there is no snapshot.
+    /// The name of each table in the snapshot, and the number of the first record that it does not contain; `None`
+    /// without a snapshot.
     in_snapshot: Option<BTreeMap<String, u64>>,
-    /// The changes that cannot be replayed, and that the log does not revoke.
+    /// The changes that cannot be replayed, unless the log revokes them later.
     failed: Vec<Failed>,
 }
 
@@ -165,7 +165,7 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
-    /// Replays a record of the log: applies a change unless the snapshot contains it, or takes note that a change was
+    /// Replays a record of the log: applies a change unless the snapshot contains it, or notes that a change was
     /// rejected. Records the result for the client.
     fn record(&mut self, number: u64, record: Record) -> Result<(), String> {
         let Record { client, sequence, .. } = record;
@@ -212,7 +212,7 @@ impl From<ReadError> for OpenError {
     }
 }
 
-/// Copies the torn end of a file, and removes it from the file.
+/// Copies the torn end of a file, and then removes it from the file.
 fn cut(path: &Path, end: u64, torn: &Torn) -> Result<(), OpenError> {
     let backup = log::back_up(path, end).map_err(OpenError::io("backing up the end of", path))?;
     let why = if torn.is_prefix {

@@ -12,21 +12,21 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-/// The interval at which the log is checked.
+/// The interval at which the threads check the log.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The delay before tables are saved again after a failure. While the log rejects changes, tables are saved at this
-/// interval, because a new log may work.
+/// The pause before tables are saved again after a failure. While the log rejects changes, tables are saved at this
+/// interval, because a new file of the log may work.
 const AGAIN: Duration = Duration::from_secs(2);
 
-/// The threads that save tables periodically and sync the log to disk, until this is dropped.
+/// The threads that periodically save tables and sync the log to disk, until this value is dropped.
 #[derive(Debug)]
 pub(super) struct Persister {
     end: Arc<StopSignal>,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// A signal that makes a thread stop. The thread waits for it between two pieces of work.
+/// A signal that makes a thread stop. The thread waits on it between two pieces of work.
 #[derive(Debug, Default)]
 pub(crate) struct StopSignal {
     is_set: Mutex<bool>,
@@ -68,7 +68,7 @@ impl StopSignal {
         self.changed.notify_all();
     }
 
-    /// Waits until the signal is set, for at most `patience`. Returns whether it is set.
+    /// Waits at most `patience` until the signal is set. Returns whether it is.
     pub fn wait(&self, patience: Duration) -> bool {
         let mut is_set = self.is_set.lock();
         if !*is_set {
@@ -109,8 +109,8 @@ impl Core {
         }
     }
 
-    /// Saves all tables whenever a snapshot is due, until `end` is set. Marks the changes in the log as acknowledged
-    /// whenever none was added for a while.
+    /// Saves all tables whenever a snapshot is due, until `end` is set. Whenever no change was added for a while, marks
+    /// the changes in the log as acknowledged.
     fn save_periodically(&self, end: &StopSignal) {
         let Some(log) = &self.log else { return };
         let every = log.options.every;
@@ -141,8 +141,8 @@ impl Core {
         }
     }
 
-    /// Returns whether tables must be saved because of the size of the log. The log must have reached the size in the
-    /// options, and be at least twice as large as the tables, so that most of the written bytes belong to the log.
+    /// Returns whether the log is so large that tables must be saved: it has reached the size in the options, and is at
+    /// least twice as large as the tables, so that most written bytes belong to the log.
     fn is_large(&self) -> bool {
         self.log.as_ref().is_some_and(|log| {
             let bytes = log.journal.bytes();
@@ -150,7 +150,7 @@ impl Core {
         })
     }
 
-    /// Saves all tables, so that earlier parts of the log can be removed. Changes to a table wait only while it is
+    /// Saves all tables, so that earlier files of the log can be removed. Changes to a table wait only while it is
     /// copied.
     ///
     /// # Errors
