@@ -9,6 +9,7 @@ use bytes::Bytes;
 pub struct Message {
     /// A description of the body, which is copied when it is sent.
     pub head: Bytes,
+    /// The data of the message, which is sent without a copy.
     pub body: Bytes,
 }
 

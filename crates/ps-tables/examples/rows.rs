@@ -1,9 +1,9 @@
 //! A benchmark of tables that look up, scatter and update rows of 32 `f32`, on one thread and on two, compared to loops
 //! over a plain vector: `cargo run --release -p distribute-ps-tables --example rows [-- 100000 1000000 10000000]`.
 //!
-//! Each thread has separate rows, and requests 1,024 random ones at a time. In lines with "the same", all threads have
-//! the same rows, and the first rows are the most frequent, by Zipf's law. The vector has neither locks nor rules, so
-//! its speed is that of memory. Each figure is the best of seven runs, for two threads the sum of the best of each,
+//! Each thread has separate rows, and requests 1,024 random ones at a time. In lines with "the same", all threads share
+//! the rows, and the first rows are the most frequent, by Zipf's law. The vector has neither locks nor rules, so its
+//! speed is that of memory. Each figure is the best of seven runs; for two threads, it is the sum of the best of each,
 //! because other programs may use the machine.
 
 use distribute_cluster::Stopwatch;
@@ -37,7 +37,7 @@ fn main() -> Outcome {
     Ok(())
 }
 
-/// Measures plain vectors, one for each thread: the speed of memory.
+/// Measures plain vectors, one for each thread, as the limit that memory sets.
 fn vectors(rows: usize) -> Outcome {
     line(rows, "vector: copied out", |threads| {
         rate(threads, rows, |mine| {
@@ -104,7 +104,7 @@ fn tables(rows: usize) -> Outcome {
     dense(&table)
 }
 
-/// Measures operations on a complete table, in GB/s of its values. With two threads, both use the same table.
+/// Measures operations on a complete table, in GB/s of its values. Two threads use the same table.
 fn dense(table: &Table) -> Outcome {
     let gradient = table.read()?.value;
     let gigabytes = (gradient.len() * 4) as f64 / 1e9;

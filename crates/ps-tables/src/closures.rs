@@ -1,4 +1,4 @@
-//! A record of the changes that closures have made to a table, so that no change of a retried closure is applied twice.
+//! A record of the changes that closures have made to a table, so that a retried closure changes nothing twice.
 
 // - INV-59: of changes with the same job, closure and number, from any execution of the closure. The record is
 //   consistent with the table in its image, and so also on a restarted server and on a follower. It is dropped when
@@ -12,14 +12,14 @@ use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The maximum number of entries of a table, each for up to 64 changes of one closure.
+/// The maximum number of entries of a record, each for up to 64 changes of one closure.
 const MAX: usize = 65_536;
 const BITS: u64 = u64::BITS as u64;
 
-/// The origin of a change: a closure, regardless of how often and on which workers it is executed.
+/// The closure that makes a change, regardless of how often and on which workers it is executed.
 ///
-/// A closure is a call that a coordinator schedules on a worker, and retries on another one if the first has
-/// failed or seems to have failed.
+/// A closure is a call that a coordinator schedules on a worker, and retries on another one if the first has failed or
+/// seems to have failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Origin {
     /// The number of the coordinator's job; 0 if no job was begun. See [`Request::BeginJob`](crate::Request::BeginJob).
@@ -33,8 +33,8 @@ pub struct Origin {
 
 /// The changes that closures have made to one table.
 ///
-/// There is an entry for every 64 changes of a closure that is not below the highest [floor](Origin::floor) so far.
-/// Memory is limited to 65,536 entries. Store this record together with the values, and include it in snapshots, so
+/// The record has an entry for every 64 changes of a closure that is not below the highest [floor](Origin::floor) so
+/// far, and at most 65,536 entries. Store this record together with the table's values, and include it in snapshots, so
 /// that the two stay consistent.
 ///
 /// ```
@@ -51,10 +51,9 @@ pub struct Origin {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClosureChanges {
     job: u64,
-    /// All closures with lower numbers have ended.
+    /// The highest floor so far. All closures with lower numbers have ended.
     floor: u64,
-    /// The changes that were applied, as bits. The key consists of the closure's number and of the change's number
-    /// divided by 64.
+    /// The applied changes as bits. The key is the closure's number, and the change's number divided by 64.
     applied: BTreeMap<(u64, u64), u64>,
 }
 
@@ -69,8 +68,8 @@ impl ClosureChanges {
         self.job
     }
 
-    /// Begins job `job` if its number is greater than that of the current job, and discards the record of the changes
-    /// made by the previous one. Otherwise does nothing.
+    /// Begins job `job` if its number is greater than that of the current job, and discards the changes of earlier
+    /// jobs. Otherwise does nothing.
     pub fn begin(&mut self, job: u64) {
         if job > self.job {
             *self = Self::new(job);
@@ -83,7 +82,8 @@ impl ClosureChanges {
     /// # Errors
     /// - [`Error::OtherJob`]: the closure belongs to a different job.
     /// - [`Error::ClosureEnded`]: the closure has ended, so its changes are no longer recorded.
-    /// - [`Error::TooManyClosures`]: the record is full, and none of its closures is known to have ended.
+    /// - [`Error::TooManyClosures`]: the record is full, and none of its closures has ended, as far as this record
+    ///   knows.
     pub fn has(&self, origin: Origin, number: u64) -> Result<bool> {
         let Origin { job, closure, floor } = origin;
         if job != self.job {
@@ -106,8 +106,8 @@ impl ClosureChanges {
         }
     }
 
-    /// Records that a change was applied, now or by an earlier attempt. Removes the entries of closures below the floor
-    /// of `origin`, which have ended. Does nothing if the closure belongs to a different job.
+    /// Records that a change was applied. Removes the entries of closures below the floor of `origin`, which have
+    /// ended. Does nothing if the closure belongs to a different job.
     pub fn record(&mut self, origin: Origin, number: u64) {
         let Origin { job, closure, floor } = origin;
         if job != self.job {
@@ -127,7 +127,7 @@ impl ClosureChanges {
         }
     }
 
-    /// Returns the record as a list of numbers, so that it can be saved.
+    /// Returns the record as a list of numbers, for saving.
     pub fn to_numbers(&self) -> Vec<u64> {
         let mut numbers = Vec::with_capacity(2 + 3 * self.applied.len());
         numbers.extend([self.job, self.floor]);

@@ -1,4 +1,4 @@
-//! The errors of partitioners, placements, tables and their requests.
+//! Errors of partitioners, placements, tables and requests.
 
 use distribute_optim::{InvalidHyperparameter, UpdateError};
 use distribute_tensor::DType;
@@ -6,7 +6,7 @@ use distribute_tensor::DType;
 /// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An error of this crate. The failed operation has changed nothing, unless the documentation of the error says
+/// An error of this crate. A failed operation has changed nothing, unless the documentation of the error states
 /// otherwise.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -30,7 +30,7 @@ pub enum Error {
         shape: Vec<usize>,
     },
     /// A partitioner returned an unusable result, or a variable was [recorded](crate::Placement::record) with a number
-    /// of servers that differs from its number of shards.
+    /// of servers other than its number of shards.
     #[error(
         "the partitioner returned {partitions:?} for shape {shape:?}: it must give one number for each \
          axis, at least 1 for the first and 1 for all others, because variables are only partitioned along \
@@ -185,8 +185,7 @@ pub enum Error {
         /// The rule that was to be set.
         found: String,
     },
-    /// The rule changes rows without a gradient, so it cannot be used with a dynamic table, in which most ids have no
-    /// row.
+    /// The rule changes rows without a gradient. It cannot update a dynamic table, in which most ids have no row.
     #[error(
         "set_rule: {rule} also moves rows without a gradient, but dynamic table {table} has only rows that \
          were pushed; use its lazy form"
@@ -197,7 +196,7 @@ pub enum Error {
         /// The name of the rule.
         rule: &'static str,
     },
-    /// The rule needs complete variables, and a table may be one of several shards.
+    /// The rule needs complete variables, but a table may contain only some rows of a variable.
     #[error(
         "set_rule: {rule} needs a complete variable, but table {table} may have only some of its rows; use a rule of \
          elements or rows"
@@ -245,7 +244,7 @@ pub enum Error {
         /// The maximum memory in bytes that the tables may occupy.
         limit: usize,
     },
-    /// The partition of a variable divides another number of rows than the variable has.
+    /// The partition of a variable is for another number of rows than the variable has.
     #[error(
         "create: a variable of shape {shape:?} has {expected} rows, but its partition divides {found}; the shape is that \
          of the complete variable, also for a shard"
@@ -255,7 +254,7 @@ pub enum Error {
         shape: Vec<usize>,
         /// The number of rows of this shape.
         expected: usize,
-        /// The number of rows that the partition divides.
+        /// The number of rows of the partition.
         found: usize,
     },
     /// The variable has no shard with this index.
@@ -347,7 +346,7 @@ pub enum Error {
         /// The position of the inner batch.
         position: usize,
     },
-    /// A client has repeated a push so late that the server no longer has a record of whether it was applied.
+    /// A client has repeated a push so late that the server no longer knows whether it was applied.
     #[error(
         "push {sequence} of client {client:x} is too old to determine whether it was applied: the latest \
          is {highest}, and {window} are remembered; read the variable again before you continue"
@@ -359,10 +358,10 @@ pub enum Error {
         sequence: u64,
         /// The highest sequence number that was received.
         highest: u64,
-        /// The number of the last pushes of which a server keeps a record.
+        /// The number of a client's latest pushes that a server remembers.
         window: u64,
     },
-    /// The record of a client was discarded, so the push that it repeats may have been applied.
+    /// The server has discarded the record of a client, so that the push that the client repeats may have been applied.
     #[error(
         "push {sequence} of client {client:x} is too old to determine whether it was applied: {limit} \
          clients are remembered, and this one no longer is; read the variable again, over a new connection"
@@ -372,21 +371,21 @@ pub enum Error {
         client: u64,
         /// The sequence number of the push.
         sequence: u64,
-        /// The maximum number of clients of which the server keeps a record.
+        /// The maximum number of clients that the server remembers.
         limit: usize,
     },
-    /// More clients push at the same time than the server can keep records of.
+    /// More clients push at the same time than the server can remember.
     #[error(
         "push: {limit} clients are remembered, all have pushes in progress, and client {client:x} is one \
          more; retry later"
     )]
     TooManyClients {
-        /// The id of the client.
+        /// The id of the client that does not fit.
         client: u64,
         /// The maximum number of clients.
         limit: usize,
     },
-    /// A change comes from a closure that does not belong to the current job.
+    /// A change comes from a closure of a job other than the current one.
     #[error(
         "a change of a closure of job {job:x} is refused because job {present:x} has begun: the \
          coordinator was restarted, and this worker belongs to the previous one"
@@ -394,10 +393,10 @@ pub enum Error {
     OtherJob {
         /// The number of the closure's job.
         job: u64,
-        /// The number of the job that was begun last.
+        /// The number of the latest job.
         present: u64,
     },
-    /// The number of a job is much greater than that of the latest job, so few or no jobs could begin after it.
+    /// The number of a job is much greater than that of the latest job. Few or no jobs could begin after it.
     #[error(
         "begin_job: job {job:x} is too far ahead of {newest:x}, the latest job: each job takes the next \
          number"
@@ -405,7 +404,7 @@ pub enum Error {
     JobTooGreat {
         /// The number of the job.
         job: u64,
-        /// The number of the job that was begun last.
+        /// The number of the latest job.
         newest: u64,
     },
     /// A change comes from a closure that has ended.
@@ -416,7 +415,7 @@ pub enum Error {
     ClosureEnded {
         /// The sequence number of the closure.
         closure: u64,
-        /// The lowest number of a closure that may not have ended.
+        /// The lowest number of a closure that may still be running.
         floor: u64,
     },
     /// Too many closures have changed a table while an older closure has not ended.
@@ -432,7 +431,7 @@ pub enum Error {
         /// The maximum number of entries, each for up to 64 changes of a closure.
         limit: usize,
     },
-    /// The rows that change are not recorded.
+    /// The server does not record which rows change, because it has no folder.
     #[error(
         "changed: table {table}: this server does not record which rows change, because it has no folder: give it one"
     )]
@@ -440,7 +439,7 @@ pub enum Error {
         /// The name of the table.
         table: String,
     },
-    /// The request cannot be executed exactly once for a closure.
+    /// The request cannot be executed exactly once for a closure. Only changes of the contents of one table can.
     #[error(
         "{operation} cannot be executed exactly once for a closure: only changes of the contents of \
              one table can"

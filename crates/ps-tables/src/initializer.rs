@@ -8,10 +8,9 @@ use distribute_tensor::random::{Distribution, Draws, RandomElement};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// An initializer of a variable. Values are functions of (seed, name, position) alone, so they depend neither on the
-/// number of shards nor on the order in which rows are created.
-///
-/// In a dynamic table, the id of a row replaces the position.
+/// An initializer of a variable. Values are functions only of (seed, name, position), so they depend neither on the
+/// number of shards nor on the order in which rows are created. In a dynamic table, the id of a row replaces the
+/// position.
 ///
 /// An initializer can be serialized and sent to a server.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -62,8 +61,8 @@ impl TryFrom<Parts> for Initializer {
 }
 
 impl Initializer {
-    /// Creates an initializer with values from `distribution`. `name` is the variable's name, which is the same
-    /// for all of its shards.
+    /// Creates an initializer with values from `distribution`. `name` is the name of the variable, which all of its
+    /// shards share.
     pub fn new(distribution: Distribution, seed: u64, name: &str) -> Self {
         Self::of_stream(distribution, seed, fnv1a(name.bytes()))
     }
@@ -80,8 +79,7 @@ impl Initializer {
         Ok(self.distribution.check(dtype)?)
     }
 
-    /// Fills the range `at` of `out` with values of the complete variable, beginning with the value at position
-    /// `first`.
+    /// Fills the range `at` of `out` with values of the complete variable, from the value at position `first` on.
     pub(crate) fn fill(&self, first: u64, out: &mut Buffer, at: Range<usize>) {
         out.draw(at, self.distribution, self.draws, first);
     }

@@ -1,5 +1,5 @@
-//! The layout of a training run: the record of its servers that each of them stores. The record prevents a training run
-//! from being resumed with only some of its servers, or with different ones.
+//! The layout of a training run: the record of its servers that each of them stores. The layout prevents resuming a run
+//! with only some of its servers, or with other servers.
 
 // - INV-73: each server keeps a number of the training, the number of servers and its own. Tests:
 //   `ps-tables/src/layout.rs`, `ps-client/src/layout.rs`, `ps-client/src/sharded/create.rs`,
@@ -19,18 +19,18 @@ pub struct Layout {
     pub server: usize,
 }
 
-/// The state that a server reports when a training run begins or is resumed.
+/// The state that a server reports when a training run begins or resumes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServerState {
     /// The layout that the server has stored; `None` if it has none.
     pub layout: Option<Layout>,
-    /// The number of the server's tables, excluding the table of the layout.
+    /// The number of the server's tables, without the one that stores the layout.
     pub tables: usize,
     /// Whether the server stores its tables in a folder.
     pub has_folder: bool,
 }
 
-/// The decision whether a training run begins or is resumed, based on the states of all servers.
+/// The decision whether a training run begins or resumes, from the states of all servers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LayoutDecision {
     /// All servers belong to the same training run, at the same indices as before. It is resumed.
@@ -38,15 +38,15 @@ pub enum LayoutDecision {
     /// A new training run begins, because no server has a table, or because no server has a layout and those with
     /// tables have no folder. All servers get a layout with a new random number.
     Begin,
-    /// Some servers, which have no folder, have restarted and lost their tables. They get the layout of this training
-    /// run again.
+    /// Some servers without a folder have restarted and lost their tables. They get the layout of this training run
+    /// again.
     Lost {
         /// The number that identifies the training run.
         training: u64,
         /// The indices of the servers that have lost their tables.
         servers: Vec<usize>,
     },
-    /// The training run cannot be resumed on these servers. The message contains the cause and a remedy.
+    /// The training run cannot resume on these servers. The text contains the cause and a remedy.
     Refused(String),
 }
 
@@ -57,7 +57,7 @@ impl Layout {
         TableSpec::values(LAYOUT_TABLE, HostTensor::vector(numbers.to_vec()))
     }
 
-    /// Returns the layout that the values of a layout table represent, or `None` if the values are invalid.
+    /// Returns the layout that a table stores, given the values of the table; `None` if they are invalid.
     pub fn of_table(values: &HostTensor) -> Option<Self> {
         let &[training, servers, server] = values.as_slice::<i64>()? else { return None };
         let (servers, server) = (usize::try_from(servers).ok()?, usize::try_from(server).ok()?);
@@ -66,8 +66,7 @@ impl Layout {
 }
 
 // INV-73
-/// Decides from the states of all servers, in the order of their indices, whether a training run can begin or be
-/// resumed.
+/// Decides from the states of all servers, by index, whether a training run begins or resumes.
 ///
 /// ```
 /// use distribute_ps_tables::{Layout, LayoutDecision, ServerState, decide_layout};

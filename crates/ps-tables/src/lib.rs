@@ -1,9 +1,9 @@
 //! Variables on parameter servers: partitioning, placement, and the tables in which rows are read and updated.
 //!
-//! This crate implements a server's operations on variables, without the server itself, and the decisions of a client
-//! about the rows that it keeps. It never opens a socket, starts a thread, or depends on strategies or models.
-//! Decisions (partitioning, placement, the detection of repeated pushes) are pure functions or plain values. Only
-//! [`Tables`] and its tables contain locks, so that several threads can push to a table at the same time.
+//! This crate implements a server's operations on variables, without the server itself, and a client's decisions about
+//! the rows that it keeps. It never opens a socket, starts a thread, or depends on strategies or models. Decisions
+//! (partitioning, placement, the detection of repeated pushes) are pure functions or plain values. Only [`Tables`] and
+//! its tables contain locks, so that several threads can push to a table at the same time.
 //!
 //! ```
 //! use distribute_optim::{Sgd, Step};
@@ -49,20 +49,20 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `partitioner` | [`Partitioner`] and its three implementations; [`partition`]: the number of shards of a variable |
-//! | `partition` | the shard of a row or id; distinct ids of a batch, by shard; moves between partitions |
-//! | `placement` | [`Placement`]: the server of each shard, and a table of it to print |
+//! | `partitioner` | [`Partitioner`] and its three implementations; [`partition`]: splits a variable into shards |
+//! | `partition` | the shard of a row or id; the ids of a batch by shard; moves between partitions |
+//! | `placement` | [`Placement`]: the server of each shard, which can be printed as a table |
 //! | `initializer` | [`Initializer`]: initial values by (seed, name, position) |
 //! | `halves` | [`Halves`]: values that are stored in bf16 |
-//! | `table` | [`Table`]: the values of a shard and their slots, read, written and updated |
-//! | `steps` | [`Push`]: the step in which a gradient is applied; steps of several workers |
+//! | `table` | [`Table`]: the values and slots of a shard, read, written and updated |
+//! | `steps` | [`Push`]: the step of a gradient, and whether it counts; the steps of several workers |
 //! | `dynamic` | [`DynamicTable`]: a table of 64-bit ids, whose rows are created and evicted |
 //! | `service` | [`Request`], [`Response`]; [`Tables`]: all tables of a server; [`Channel`]: a connection |
-//! | `layout` | [`Layout`]: the servers of a training; [`decide_layout`]: the decision whether it can be resumed |
+//! | `layout` | [`Layout`]: the servers of a training run; [`decide_layout`]: whether it can resume |
 //! | `push_window` | [`PushWindows`]: the detection of repeated pushes |
-//! | `row_cache` | [`CachedRows`]: the rows that a client keeps, and their age |
+//! | `row_cache` | [`CachedRows`]: the rows that a client caches, and their age |
 //! | `prefetch` | [`Prefetch`]: the rows that a client requests before the step that looks them up |
-//! | `closures` | [`ClosureChanges`]: the changes made for closures, which may be retried |
+//! | `closures` | [`ClosureChanges`]: the changes by closures, which may be retried |
 //! | `error` | [`Error`] |
 
 #![forbid(unsafe_code)]

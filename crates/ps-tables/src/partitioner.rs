@@ -1,4 +1,4 @@
-//! Partitioners: functions from the shape and dtype of a variable to its number of shards.
+//! Partitioners, which decide the number of shards of a variable from its shape and dtype.
 
 use crate::{Error, Result, RowPartition};
 use distribute_tensor::DType;
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt::Debug;
 use std::sync::Arc;
 
-/// A function that returns the number of parts of a variable along each of its axes.
+/// A partitioner: it decides the number of parts of a variable along each axis.
 ///
 /// Variables are only split along axis 0, so [`partition`] requires that all other axes have one part.
 ///
@@ -20,14 +20,14 @@ use std::sync::Arc;
 /// ```
 #[doc(alias = "tf.distribute.experimental.partitioners.Partitioner")]
 pub trait Partitioner: Debug + Send + Sync + 'static {
-    /// Returns the number of parts along each axis of a variable, which is to be split along `axis`.
+    /// Returns the number of parts along each axis of a variable that is to be split along `axis`.
     ///
     /// # Errors
     /// - [`Error::PartitionAxis`]: the shape has no such axis; a scalar has none.
     fn partitions(&self, shape: &[usize], dtype: DType, axis: usize) -> Result<Vec<usize>>;
 
-    /// Returns the partitioner as data, so that other tasks can create the same one. The default is `None`, which means
-    /// that the partitioner cannot be represented as data.
+    /// Returns the partitioner as data, so that other tasks can create the same one; `None`, the default, if it cannot
+    /// be represented as data.
     fn spec(&self) -> Option<PartitionerSpec> {
         None
     }
@@ -99,10 +99,10 @@ pub struct FixedShardsPartitioner {
 }
 
 /// A partitioner with the highest number of shards, up to `max_shards`, for which each shard takes at least about
-/// `min_shard_bytes`.
+/// `min_shard_bytes` bytes.
 ///
 /// The number of shards is rounded up, so shards can be smaller: 65,537 elements of `f32` and 256 KiB give two shards
-/// of about 128 KiB. By default there is at most one shard, so variables are not split.
+/// of about 128 KiB. With the default of one shard, variables are not split.
 ///
 /// ```
 /// use distribute_ps_tables::{MinSizePartitioner, Partitioner};
@@ -121,8 +121,8 @@ pub struct MinSizePartitioner {
     bytes_per_string: usize,
 }
 
-/// A partitioner with the lowest number of shards for which each shard takes at most `max_shard_bytes`. If a single row
-/// is larger, each shard has one row.
+/// A partitioner with the lowest number of shards for which each shard takes at most `max_shard_bytes` bytes. If a
+/// single row is larger, each shard has one row.
 #[doc(alias = "tf.distribute.experimental.partitioners.MaxSizePartitioner")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MaxSizePartitioner {
@@ -256,13 +256,13 @@ impl Partitioner for MaxSizePartitioner {
     }
 }
 
-/// Returns the partition of the rows of a new variable. Returns `None` if the variable is not split, because there is
-/// no partitioner, because the variable is a scalar, or because there would be only one shard.
+/// Returns the partition of a new variable's rows; `None` if the variable is not split, because there is no
+/// partitioner, because the variable is a scalar, or because there would be only one shard.
 ///
 /// # Errors
 /// Returns the partitioner's own errors, and:
-/// - [`Error::Partitions`]: the result does not contain one number for each axis, splits an axis other than the first,
-///   or contains a zero although the variable has rows.
+/// - [`Error::Partitions`]: the partitioner's result does not contain one number for each axis, splits an axis other
+///   than the first, or contains a zero although the variable has rows.
 pub fn partition(
     partitioner: Option<&dyn Partitioner>,
     shape: &[usize],
@@ -284,13 +284,13 @@ fn positive(partitioner: &'static str, parameter: &'static str, value: usize) ->
     if value > 0 { Ok(value) } else { Err(Error::PartitionerParameter { partitioner, parameter }) }
 }
 
-/// Returns the size of the axis that is split.
+/// Returns the size of axis `axis`.
 fn size(partitioner: &'static str, shape: &[usize], axis: usize) -> Result<usize> {
     let no_axis = || Error::PartitionAxis { partitioner, axis, shape: shape.to_vec() };
     shape.get(axis).copied().ok_or_else(no_axis)
 }
 
-/// Returns the number of elements, or `u64::MAX` if it is greater; no variable is that large.
+/// Returns the number of elements, but at most `u64::MAX`.
 fn elements(shape: &[usize]) -> u128 {
     shape.iter().fold(1u128, |n, size| n.saturating_mul(*size as u128)).min(u128::from(u64::MAX))
 }
@@ -299,7 +299,7 @@ fn bytes_of(dtype: DType, of_string: usize) -> u128 {
     dtype.bytes().unwrap_or(of_string) as u128
 }
 
-/// Returns `parts` for one axis, and one part for every other axis.
+/// Returns `parts` for axis `axis`, and one part for every other axis.
 fn along(shape: &[usize], axis: usize, parts: usize) -> Vec<usize> {
     let mut partitions = vec![1; shape.len()];
     if let Some(along) = partitions.get_mut(axis) {

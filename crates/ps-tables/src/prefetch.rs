@@ -1,4 +1,4 @@
-//! The decisions about rows that a process requests before the step that looks them up.
+//! The rows that a process requests before the step that looks them up.
 
 // - **INV-102** A row that was requested before its step is used only if the table has not changed since the request.
 //   This holds because all changes are made in lock step: a process requests rows after a change has ended on all
@@ -7,11 +7,11 @@
 
 use crate::partition::{IdIndex, UniqueIds};
 
-/// The rows of one table that a process has requested, or will request, before the step that looks them up.
+/// The rows of one table that a process requests before the step that looks them up.
 ///
 /// This is a state machine without a clock or a connection. The process reports the ids of its next step
-/// ([`want`](Self::want)), and the begin and the end of each change of the table. At the end of a change it requests
-/// the rows that [`end_change`](Self::end_change) returns. A lookup then finds them, until the next change begins.
+/// ([`want`](Self::want)), and the beginning and end of each change of the table. At the end of a change it requests
+/// the rows that [`end_change`](Self::end_change) returns. Lookups then find these rows, until the next change begins.
 ///
 /// ```
 /// use distribute_ps_tables::Prefetch;
@@ -30,11 +30,11 @@ use crate::partition::{IdIndex, UniqueIds};
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct Prefetch {
-    /// The ids of the next step, perhaps with duplicates.
+    /// The ids of the next step; duplicates are possible.
     wanted: Vec<i64>,
     /// The number of changes that have begun.
     changes: u64,
-    /// The positions of the ids that were requested after the last change. They are discarded when a change begins.
+    /// The positions of the ids that were requested after the last change; `None` once another change has begun.
     requested: Option<IdIndex>,
     usage: PrefetchUsage,
 }
@@ -42,34 +42,34 @@ pub struct Prefetch {
 /// The rows to request after a change of a table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PrefetchRequest {
-    /// The number of the change.
+    /// The number of changes that had begun.
     pub change: u64,
     /// The ids of the rows, each once.
     pub ids: Vec<i64>,
 }
 
-/// The rows of a lookup that were requested before.
+/// The result of a lookup: the rows that were requested early, and the others.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PrefetchLookup {
-    /// The position in the request of each id; `None` for ids that were not requested.
+    /// The position of each id in the request; `None` for ids that were not requested.
     pub places: Vec<Option<usize>>,
     /// The ids that were not requested, in the order of the lookup.
     pub late: Vec<i64>,
 }
 
-/// The use of prefetched rows in this process.
+/// The numbers of prefetched and late rows in this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PrefetchUsage {
     /// The number of looked up rows that were requested before their step.
     pub prefetched: u64,
-    /// The number of looked up rows that were requested when they were looked up, from tables whose rows this process
-    /// has prefetched.
+    /// The number of looked up rows that were not requested before, in tables of which this process has prefetched
+    /// rows.
     pub late: u64,
 }
 
 impl PrefetchUsage {
-    /// Returns the sums of the numbers of both.
+    /// Returns the sum of two usages.
     pub fn and(self, other: Self) -> Self {
         Self { prefetched: self.prefetched + other.prefetched, late: self.late + other.late }
     }
@@ -87,8 +87,8 @@ impl Prefetch {
         self.requested = None;
     }
 
-    /// Returns the rows to request now, because a change has ended on all workers. Ids for which `is_cached` returns
-    /// `true` are not requested. If a run makes several changes, the rows are requested after each of them.
+    /// Returns the rows to request now, because a change has ended on all workers. Omits ids for which `is_cached`
+    /// returns `true`. If a run makes several changes, the rows are requested after each of them.
     pub fn end_change(&mut self, is_cached: impl Fn(i64) -> bool) -> PrefetchRequest {
         let change = self.changes;
         let wanted: Vec<i64> = self.wanted.iter().copied().filter(|id| !is_cached(*id)).collect();
@@ -97,13 +97,13 @@ impl Prefetch {
         PrefetchRequest { change, ids: unique.ids().to_vec() }
     }
 
-    /// Ends a run. Its wanted ids were those of the next run, which reports its own.
+    /// Ends a run. The ids that were reported are forgotten, because the next run reports its own.
     pub fn end_run(&mut self) {
         self.wanted.clear();
     }
 
-    /// Looks up ids, each of which must occur once. `arrived` is the number of the change after which the rows were
-    /// requested that the caller has; `None` if it has none.
+    /// Looks up ids, each of which must occur once. `arrived` is the [`change`](PrefetchRequest::change) of the request
+    /// whose rows the caller has; `None` if it has none.
     pub fn look_up(&mut self, ids: &[i64], arrived: Option<u64>) -> PrefetchLookup {
         let index = self.requested.as_ref().filter(|_| arrived == Some(self.changes));
         let places: Vec<_> = ids.iter().map(|id| index.and_then(|index| index.get(*id))).collect();
@@ -114,7 +114,7 @@ impl Prefetch {
         PrefetchLookup { places, late }
     }
 
-    /// Returns how many looked up rows were prefetched.
+    /// Returns how many of the looked up rows were prefetched.
     pub fn usage(&self) -> PrefetchUsage {
         self.usage
     }

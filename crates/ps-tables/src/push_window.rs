@@ -18,16 +18,15 @@ pub enum Admission {
     Apply,
     /// The push was already applied. Acknowledge it again, without applying it.
     Applied,
-    /// An earlier request is currently applying the push. Acknowledge the push when that request has completed.
+    /// The push is in progress because of an earlier request. Acknowledge it when that request has completed.
     InProgress,
 }
 
-/// A record of which of the last 1,024 pushes of each client were applied, by sequence number.
+/// A record of which of the latest 1,024 pushes of each client were applied, by sequence number.
 ///
-/// A client numbers its pushes in ascending order. If a push gets no response, the client repeats it with the same
-/// number. A client waits for responses before its numbers exceed the window. After a restart, a client identifies
-/// itself by a new id. Store this record together with the values, and include it in snapshots, so that the two stay
-/// consistent.
+/// A client numbers its pushes in ascending order, and repeats a push without a response under the same number. It
+/// waits for responses before its numbers exceed the window. After a restart, a client has a new id. Store this record
+/// together with the values, and include it in snapshots, so that the two stay consistent.
 ///
 /// ```
 /// use distribute_ps_tables::{Admission, PushWindows};
@@ -42,52 +41,52 @@ pub enum Admission {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PushWindows {
     clients: BTreeMap<u64, Window>,
-    /// The ids of the clients. The key of a client is the `used` of its window.
+    /// The ids of the clients, by the `used` of their windows.
     by_use: BTreeMap<u64, u64>,
     uses: u64,
     limit: usize,
 }
 
-/// The pushes of one client.
+/// The latest pushes of one client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Window {
     /// The highest sequence number that was received.
     highest: u64,
     applied: Bits,
     in_progress: Bits,
-    /// The value of `uses` at the client's last push.
+    /// The value of [`PushWindows::uses`] at the client's last push.
     used: u64,
 }
 
-/// A bit for each of the last sequence numbers. The bit of number `n` has the index `n` modulo the size of the window.
+/// A bit for each of the latest sequence numbers. The bit of number `n` has the index `n` modulo the size of the
+/// window.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Bits([u64; WORDS]);
 
-/// The record of one client, for saving; see [`PushWindows::clients`].
+/// The record of one client, for saving: see [`PushWindows::clients`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientPushes {
     /// The id of the client.
     pub client: u64,
     /// The highest sequence number that was received.
     pub highest: u64,
-    /// The sequence numbers of applied pushes, among the last 1,024.
+    /// The sequence numbers of applied pushes, among the latest 1,024.
     pub applied: Vec<u64>,
 }
 
 impl PushWindows {
-    /// The size of the window: the number of pushes of a client, counted back from the highest, that are recorded. The
-    /// sequence numbers of a client's pushes in flight must differ by less than this.
+    /// The size of the window: the number of a client's latest pushes that are recorded. The sequence numbers of a
+    /// client's pushes in flight must differ by less than this.
     pub const SPAN: u64 = 1024;
 
-    /// Creates an empty record of up to `clients` clients, which takes about 300 bytes for each client. If there are
-    /// more clients, the record of the least recently active one without a push in progress is discarded.
+    /// Creates an empty record of up to `clients` clients, each of which takes about 300 bytes. The record of another
+    /// client replaces that of the least recently active one without a push in progress.
     pub fn new(clients: usize) -> Self {
         Self { clients: BTreeMap::new(), by_use: BTreeMap::new(), uses: 0, limit: clients }
     }
 
-    /// Decides whether push `sequence` of a client must be applied. If so, marks it as in progress until
-    /// [`done`](Self::done) is called. A client without a record gets one, for which that of another client may be
-    /// discarded.
+    /// Decides whether push `sequence` of a client must be applied. If so, the push is in progress until
+    /// [`done`](Self::done) is called. A client without a record gets one, which may replace that of another client.
     ///
     /// # Errors
     /// - [`Error::PushExpired`]: the push is older than the window.
@@ -134,12 +133,12 @@ impl PushWindows {
         }
     }
 
-    /// Returns whether a client is recorded, or its record may have been discarded.
+    /// Returns whether a client is recorded, or was recorded and may have been discarded.
     pub fn may_remember(&self, client: u64) -> bool {
         self.clients.contains_key(&client) || self.clients.len() >= self.limit
     }
 
-    /// Removes the record of a client that will not return. If the client returned, its pushes would be treated as new.
+    /// Removes the record of a client that will not return. Its pushes would be treated as new.
     pub fn forget(&mut self, client: u64) {
         if let Some(window) = self.clients.remove(&client) {
             self.by_use.remove(&window.used);
@@ -147,8 +146,8 @@ impl PushWindows {
     }
 
     /// Returns the window of a client, advanced to sequence number `sequence`, and marks the client as active. A client
-    /// without a record gets one. If there is no space for it, the record of the least recently active client without a
-    /// push in progress is discarded.
+    /// without a record gets one. If there is no space, it replaces that of the least recently active client without a
+    /// push in progress.
     ///
     /// # Errors
     /// - [`Error::TooManyClients`]: there is no space, and all recorded clients have pushes in progress.
@@ -180,8 +179,8 @@ impl PushWindows {
         })
     }
 
-    /// Restores the record of a client, and replaces an existing one. To make room, the record of another client may be
-    /// discarded.
+    /// Restores the record of a client, replacing an existing one. If there is no space, the record of another client
+    /// is discarded.
     ///
     /// # Errors
     /// - [`Error::TooManyClients`]: no client's record can be discarded.
@@ -207,8 +206,8 @@ impl Window {
         self.highest.checked_sub(sequence).is_some_and(|behind| behind < WINDOW)
     }
 
-    /// Advances the window to a number that is higher than all previous ones, by clearing the bits of the numbers that
-    /// enter the window. Does nothing if the number is not higher.
+    /// Advances the window to a higher number, and clears the bits of the numbers that enter it. Does nothing if the
+    /// number is not higher.
     fn advance(&mut self, sequence: u64) {
         if sequence <= self.highest {
             return;

@@ -1,4 +1,4 @@
-//! The decisions about rows that a process keeps after it has read them: how old they are, and which are removed.
+//! The rows that a process caches after reading them: their age, and which are removed.
 
 // - **INV-87** A row that is read from the cache lacks the updates of at most [`RowCacheOptions::staleness`] runs of
 //   this process, and was read after its last write outside of steps. Only lookups in a run use the cache. Tests:
@@ -7,16 +7,18 @@
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
-/// The settings of the cache of rows that each process keeps for each table on servers or on other workers.
+/// The settings of the cache that each process has for each table on servers or on other workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RowCacheOptions {
-    /// The maximum size of the cached rows of one table in bytes, except during a step. If there are more rows after
-    /// the step, those that were used least often are removed, a tenth at once.
+    /// The maximum size in bytes of the cached rows of one table between steps. If there are more rows after a step,
+    /// those that were used least often are removed, a tenth at once.
     pub bytes: usize,
-    /// The maximum number of steps whose changes a cached row may lack. Each update by this process counts as a step,
-    /// and so does each run without an update. With 0, a row is only read from the cache in the run in which it was
-    /// fetched, until the next update, for example by other layers, replicas and micro-batches. Writes of other
-    /// processes outside steps are also seen after this number of steps.
+    /// The maximum number of steps whose changes a cached row may lack.
+    ///
+    /// Each update by this process counts as a step, and so does each run without an update. With 0, a row is read from
+    /// the cache only in the run in which it was fetched, and only until the next update. Other layers, replicas and
+    /// micro-batches of that run still share it. Writes of other processes outside steps also become visible after this
+    /// number of steps.
     pub staleness: u64,
 }
 
@@ -27,7 +29,7 @@ impl Default for RowCacheOptions {
     }
 }
 
-/// The use of all caches of rows in this process since they were created.
+/// The usage of all row caches in this process since they were created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RowCacheUsage {
@@ -35,7 +37,7 @@ pub struct RowCacheUsage {
     pub hits: u64,
     /// The number of rows that were fetched.
     pub misses: u64,
-    /// The size of the rows that were read from a cache, in bytes of a message: rows in bf16 count with half of the
+    /// The size in bytes of the rows that were read from a cache, as they would be sent: rows in bf16 count half of the
     /// bytes that the program computes with.
     pub saved_bytes: u64,
     /// The largest number of steps whose changes a row lacked when it was read.
@@ -45,7 +47,7 @@ pub struct RowCacheUsage {
 }
 
 impl RowCacheUsage {
-    /// Returns the sums of the numbers of both; for `max_age`, the maximum.
+    /// Returns the sums of two usages; for `max_age`, the maximum.
     pub fn and(self, other: Self) -> Self {
         Self {
             hits: self.hits + other.hits,
@@ -57,11 +59,11 @@ impl RowCacheUsage {
     }
 }
 
-/// A counter of the updates of a process, and of its runs without an update. It measures the age of cached rows.
+/// A counter of a process's updates, and of its runs without an update. It measures the age of cached rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepClock {
     now: u64,
-    /// Whether the time has advanced since the last run began.
+    /// Whether an update was counted since the last run began.
     has_advanced: bool,
 }
 
@@ -72,22 +74,22 @@ impl StepClock {
         self.has_advanced = true;
     }
 
-    /// Begins a run. If nothing was updated since the last one, time advances, because other processes may have made
-    /// updates.
+    /// Begins a run. If no update was counted since the last run began, the time advances, because other processes may
+    /// have made updates.
     pub fn begin_run(&mut self) {
         if !std::mem::take(&mut self.has_advanced) {
             self.now += 1;
         }
     }
 
-    /// Returns the current time.
+    /// Returns the current time: the number of updates and of runs without one.
     pub fn now(self) -> u64 {
         self.now
     }
 }
 
 /// The cached rows of one table, as a state machine without a clock or a connection. Times are those of a
-/// [`StepClock`]. Rows are bytes, the same number for each.
+/// [`StepClock`]. Rows are bytes, and all have the same length.
 ///
 /// ```
 /// use distribute_ps_tables::{CachedRows, RowCacheOptions, StepClock};
@@ -115,7 +117,7 @@ pub struct CachedRows {
     entries: Vec<Entry>,
     /// The bytes of the rows, in the order of `entries`.
     bytes: Vec<u8>,
-    /// The number of invalidations. Rows that were requested before the last one are not inserted.
+    /// The number of invalidations. Rows that were requested before the latest one are not inserted.
     epoch: u64,
     /// The time of the last lookup.
     step: u64,
@@ -127,16 +129,16 @@ struct Entry {
     id: i64,
     /// The time at which the row was requested.
     fetched: u64,
-    /// The number of times that the row was read after the first time, halved whenever rows are removed.
+    /// The number of reads after the first, halved whenever rows are removed.
     uses: u32,
 }
 
-/// The result of a lookup: the rows that are cached, and the ids of the others, which have to be fetched.
+/// The result of a lookup: the rows that are cached, and the ids of the others, which must be fetched.
 #[derive(Clone, Debug)]
 pub struct CacheLookup {
-    /// The position of the row of each id: among the cached rows or, after those, among the fetched ones.
+    /// The position of the row of each id among the cached rows, followed by the fetched ones.
     pub places: Vec<usize>,
-    /// The ids whose rows have to be fetched.
+    /// The ids of the rows that must be fetched.
     pub missing: Vec<i64>,
     /// The bytes of the cached rows.
     pub found: Vec<u8>,
@@ -145,7 +147,7 @@ pub struct CacheLookup {
 }
 
 impl CachedRows {
-    /// Creates a cache for rows of `row_bytes` bytes; `None` if not a single row fits.
+    /// Creates a cache for rows of `row_bytes` bytes; `None` if no row fits.
     pub fn new(options: RowCacheOptions, row_bytes: usize) -> Option<Self> {
         let capacity = options.bytes.checked_div(row_bytes).filter(|rows| *rows > 0)?;
         Some(Self {
@@ -197,14 +199,14 @@ impl CachedRows {
         CacheLookup { places, missing, found, now, epoch: self.epoch }
     }
 
-    /// Returns `true` if a lookup at the time `now` would find the row of an id, and none is removed before.
+    /// Returns whether a lookup at the time `now` would find the row of an id, provided that no row is removed before.
     pub fn has(&self, id: i64, now: u64) -> bool {
         let at = self.index.get(&id);
         at.is_some_and(|at| now - self.entries[*at].fetched <= self.staleness)
     }
 
-    /// Inserts fetched rows, which are in the order of [`CacheLookup::missing`]. Does nothing if the rows were
-    /// requested before the last invalidation.
+    /// Inserts fetched rows, in the order of [`CacheLookup::missing`]. Does nothing if the rows were requested before
+    /// the latest invalidation.
     pub fn insert(&mut self, lookup: &CacheLookup, fetched: &[u8]) {
         if self.epoch == lookup.epoch {
             for (id, row) in lookup.missing.iter().zip(fetched.chunks_exact(self.row_bytes)) {
@@ -220,7 +222,7 @@ impl CachedRows {
         (self.entries, self.bytes) = (Vec::new(), Vec::new());
     }
 
-    /// Returns how the cache was used.
+    /// Returns the usage of this cache.
     pub fn usage(&self) -> RowCacheUsage {
         RowCacheUsage { rows: self.entries.len() as u64, ..self.usage }
     }
@@ -244,8 +246,8 @@ impl CachedRows {
         }
     }
 
-    /// Keeps `count` rows: those that were used most often and, among equally frequent ones, those that were fetched
-    /// last. Halves the uses, so that rows that were frequent long ago are removed later.
+    /// Removes all but `count` rows. Keeps those that were used most often and, among equal ones, those that were
+    /// fetched last. Halves the uses, so that rows that were frequent long ago are removed later.
     fn shrink(&mut self, count: usize) {
         let mut order: Vec<usize> = (0..self.entries.len()).collect();
         let rank = |at: &usize| {

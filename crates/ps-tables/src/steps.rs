@@ -1,4 +1,4 @@
-//! The step of a push, and the step counter of a table that several workers train.
+//! [`Push`]: the step of a gradient. A table that several workers train counts its own steps.
 
 use distribute_optim::{Float, Step};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +12,8 @@ pub struct Push {
 }
 
 impl Push {
-    /// Creates a push at the given step, with its learning rate. NaN and infinite values are accepted.
+    /// Creates a push at the given step, with the step's learning rate. It accepts NaN and infinite values, and is not
+    /// counted.
     pub fn at(step: Step) -> Self {
         Self { step, finite: false, counted: false }
     }
@@ -22,9 +23,8 @@ impl Push {
         Self { finite: true, ..self }
     }
 
-    /// Makes the push count as a step of its table, for a table that several workers train. The push is applied at the
-    /// step after the last counted one, or at its own step if that is later. With one worker, each push is applied at
-    /// its own step.
+    /// Makes the push count as a step of its table, for tables that several workers train. It is applied at the step
+    /// after the last counted one, or at its own step if that is later. With one worker, that is always its own step.
     pub fn counted(self) -> Self {
         Self { counted: true, ..self }
     }
@@ -44,7 +44,7 @@ impl Push {
         self.finite
     }
 
-    /// Returns the index and value of the first element for which the push is rejected, if any.
+    /// Returns the index and the value of the first element because of which the push is rejected, if there is one.
     pub(crate) fn refused<F: Float + Into<f64>>(&self, gradient: &[F]) -> Option<(usize, f64)> {
         // 0 times a finite number is 0, otherwise NaN. All elements are checked because this compiles to vector
         // instructions.
@@ -74,7 +74,7 @@ impl Steps {
         Step::after(next(last.unwrap_or_else(|last| last)) - 1, step.learning_rate())
     }
 
-    /// Releases the step of a push that was rejected, unless another push has been counted since.
+    /// Takes back the step of a push that was rejected, unless another push was counted since.
     pub(crate) fn undo(&self, push: Push, step: Step) {
         if push.is_counted() {
             let number = step.number();

@@ -1,15 +1,14 @@
-//! Memory for rows that can be added and removed.
+//! Memory for rows that are added and removed.
 
-/// The number of rows in a chunk, which are allocated together. It is small, so that little memory is left unused. Rows
-/// never move.
+/// The number of rows that are allocated together. It is small, so that little memory is left unused. Rows never move.
 pub(crate) const CHUNK: usize = 128;
 
-/// Rows of the same width. Indices of removed rows are reused.
+/// A store of rows of the same width. Indices of removed rows are reused.
 #[derive(Debug)]
 pub(super) struct Arena<T> {
     width: usize,
     chunks: Vec<Vec<T>>,
-    /// The number of row indices that were ever assigned, including those in `free`.
+    /// The number of row indices that were ever assigned, including the free ones.
     rows: u32,
     free: Vec<u32>,
 }
@@ -19,8 +18,8 @@ impl<T: Copy + Default> Arena<T> {
         Self { width, chunks: Vec::new(), rows: 0, free: Vec::new() }
     }
 
-    /// Adds a row, and returns its index; `None` if all indices are in use. The caller must fill the row, which may
-    /// contain the values of a removed row.
+    /// Adds a row, and returns its index; `None` if all indices are in use. The row may contain the values of a removed
+    /// row, so the caller must fill it.
     pub(super) fn add(&mut self) -> Option<u32> {
         if let Some(row) = self.free.pop() {
             return Some(row);

@@ -3,10 +3,10 @@
 //! | module | contents |
 //! |---|---|
 //! | `segment`, `arena` | the rows under one lock, and their memory |
-//! | `uses` | when and how often a row was pushed |
-//! | `waiting` | how often each id without a row has occurred |
-//! | `update` | gradients of ids |
-//! | `state` | ids, values and slots, saved and restored |
+//! | `uses` | when a row was last pushed, and how often |
+//! | `waiting` | how often ids without a row have occurred |
+//! | `update` | pushes of gradients |
+//! | `state` | saving and restoring ids, values and slots |
 
 mod arena;
 mod segment;
@@ -33,43 +33,44 @@ use segment::{Number, Segment};
 use serde::{Deserialize, Serialize};
 use std::sync::{Arc, OnceLock};
 
-/// The maximum number of segments of a table, each with its own lock. A batch of a thousand ids has several ids for
-/// each lock.
+/// The maximum number of segments of a table, each with its own lock. A batch of a thousand ids then has several ids
+/// for each lock.
 const SEGMENTS: usize = 64;
 
 /// The approximate memory in bytes that an id occupies in addition to its row.
 const ENTRY: usize = 40;
 
-/// The admission and eviction settings of a dynamic table. By default every id gets a row, and no row is evicted.
+/// The settings for creating and evicting rows of a dynamic table. By default every id gets a row, and no row is
+/// evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DynamicOptions {
     /// The number of pushes in which an id must have occurred to get a row, including the push that creates the row; at
-    /// least 1. Gradients of earlier pushes are dropped.
+    /// least 1. Gradients of the pushes before that are dropped.
     pub admit_after: u32,
-    /// The approximate maximum number of ids without a row whose occurrences are counted; at least 2. If there are
-    /// more, the counts of ids that have not occurred recently are discarded.
+    /// The approximate maximum number of ids without a row whose occurrences are counted; at least 2. Beyond it, the
+    /// counts of ids that have not occurred recently are discarded.
     pub waiting: usize,
-    /// The maximum number of rows on this shard; at least 1, and `None` means no limit. If the limit would be exceeded,
+    /// The maximum number of rows on this shard; at least 1, and `None` means no limit. Before the limit is exceeded,
     /// rows are evicted in the order of [`eviction`](Self::eviction). The rows are divided over up to 64 segments, each
-    /// with an equal part of the limit, so eviction can begin a little before the limit is reached.
+    /// with an equal part of the limit, so eviction can begin a little earlier.
     pub max_rows: Option<usize>,
     /// The number of steps for which a row is kept without a push; `None` means forever. Pushes evict older rows only
-    /// in steps that are multiples of an eighth of this number: see [`DynamicTable::evict`].
+    /// in steps whose numbers are multiples of an eighth of this number: see [`DynamicTable::evict`].
     pub max_age: Option<u64>,
     /// The rows that are evicted first if there are too many; by default the least recently pushed ones.
     pub eviction: Eviction,
 }
 
-/// The order in which rows are evicted if there would be too many. Rows of the current push are not evicted, and of
-/// rows that are otherwise equal, the smallest ids are evicted first.
+/// The order in which rows are evicted if there would be too many. Rows of the current push are not evicted. Among
+/// equal rows, those with the smallest ids are evicted first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Eviction {
     /// The rows whose last push is longest ago.
     #[default]
     LeastRecent,
-    /// The rows with the smallest number of pushes; of these, those whose last push is longest ago. A push with several
-    /// gradients for an id counts once. Counts do not decrease: set a
-    /// [`max_age`](DynamicOptions::max_age), so that rows that were frequent long ago are evicted as well.
+    /// The rows with the smallest number of pushes; of these, those whose last push is longest ago. Several gradients
+    /// for an id in one push count once. Counts do not decrease: set a [`max_age`](DynamicOptions::max_age), so that
+    /// rows that were frequent long ago are evicted as well.
     #[doc(alias = "LFU")]
     LeastFrequent,
 }
@@ -95,14 +96,14 @@ struct Limits {
     eviction: Eviction,
 }
 
-/// An embedding table of 64-bit ids, or a shard of one. Rows are created on demand and may be evicted.
+/// A table of rows with 64-bit ids, or a shard of one, for embeddings. Rows are created on demand and may be evicted.
 ///
-/// Reading an id that has no row returns its initial value, which is a function of (seed, name, id). Reading therefore
-/// creates no row, and the result does not depend on the shard. The first push of an id creates its row. With limits
-/// ([`DynamicOptions`]), a later push may create it instead, or the row may be evicted. An evicted row starts again
-/// from its initial value.
+/// An id without a row has an initial value, which is a function of (seed, name, id). Reading therefore creates no row,
+/// and the result does not depend on the shard. The first push of an id creates its row. With limits
+/// ([`DynamicOptions`]), a later push may create it instead, or the row may be evicted. After an eviction, the id has
+/// its initial value again.
 ///
-/// Any number of threads may call methods at the same time; each row is locked while it is read or changed.
+/// Any number of threads may call methods at the same time. Each row is locked while it is read or changed.
 ///
 /// ```
 /// use distribute_optim::{Sgd, Step};
@@ -126,11 +127,11 @@ pub struct DynamicTable {
     row_shape: Vec<usize>,
     initializer: Initializer,
     options: DynamicOptions,
-    /// The rounding of values that are stored in bf16; `None` if they are stored in the dtype.
+    /// The rounding of values that are stored in bf16; `None` if they are stored in the table's dtype.
     rounding: Option<StochasticRounding>,
     segments: Segments,
     rule: OnceLock<Bound>,
-    /// The number of the last counted step, shared by all workers.
+    /// The number of the last counted step of all workers.
     pub(crate) steps: Steps,
 }
 
@@ -140,14 +141,14 @@ struct Bound {
     slots: Vec<SlotSpec>,
 }
 
-/// The segments of the table, each with its own lock.
+/// The segments of the table by dtype, each with its own lock.
 #[derive(Debug)]
 enum Segments {
     F32(Vec<RwLock<Segment<f32>>>),
     F64(Vec<RwLock<Segment<f64>>>),
 }
 
-/// Evaluates an expression with the segments, whatever their dtype is.
+/// Evaluates an expression with the segments of the table's dtype.
 macro_rules! with_segments {
     ($segments:expr, $all:ident => $body:expr) => {
         match $segments {
@@ -175,11 +176,11 @@ impl DynamicTable {
         Self::stored(name.into(), (row_shape, dtype), initializer, options, None)
     }
 
-    /// Acts like [`new`](Self::new). If `rounding` is given, the values are stored in bf16.
+    /// Equivalent to [`new`](Self::new), except that the values are stored in bf16 if `rounding` is given.
     ///
     /// # Errors
     /// Returns the errors of [`new`](Self::new), and:
-    /// - [`Error::UnsupportedDType`]: the values are to be stored in bf16, and the dtype is not `float32`.
+    /// - [`Error::UnsupportedDType`]: `rounding` is given, but the dtype is not `float32`.
     pub(crate) fn stored(
         table: String,
         (row_shape, dtype): (&[usize], DType),
@@ -238,7 +239,7 @@ impl DynamicTable {
         })
     }
 
-    /// Returns the name, as used in errors.
+    /// Returns the name of the table, which errors contain.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -251,7 +252,7 @@ impl DynamicTable {
         }
     }
 
-    /// Returns the shape of a row.
+    /// Returns the shape of each row.
     pub fn row_dims(&self) -> &[usize] {
         &self.row_shape
     }
@@ -266,7 +267,7 @@ impl DynamicTable {
         self.len() == 0
     }
 
-    /// Returns the number of ids that have no row yet, but whose occurrences are being counted.
+    /// Returns the number of ids that have no row yet, but whose occurrences are counted.
     pub fn waiting(&self) -> usize {
         with_segments!(&self.segments, all => all.iter().map(|segment| segment.read().waiting()).sum())
     }
@@ -276,7 +277,7 @@ impl DynamicTable {
         with_segments!(&self.segments, all => all.iter().map(|segment| segment.read().bytes()).sum())
     }
 
-    /// Returns the rows of the given ids, in the same order. An id without a row has its initial value.
+    /// Returns the rows of the given ids, in the same order. For an id without a row, returns its initial value.
     ///
     /// # Errors
     /// - [`Error::Tensor`]: there is not enough memory for the result.
@@ -310,7 +311,7 @@ impl DynamicTable {
         Ok(out)
     }
 
-    /// Returns the ids that have a row: all of them, or those of `ids`, without duplicates.
+    /// Returns the ids that have a row: all of them, or those among `ids`, without duplicates.
     pub(crate) fn existing(&self, ids: Option<Vec<i64>>) -> Vec<i64> {
         fn existing<T: Number>(all: &[RwLock<Segment<T>>], ids: Option<Vec<i64>>) -> Vec<i64> {
             let Some(mut ids) = ids else {
@@ -326,11 +327,11 @@ impl DynamicTable {
         with_segments!(&self.segments, all => existing(all, ids))
     }
 
-    /// Evicts the rows that received no push in the [`max_age`](DynamicOptions::max_age) steps before `now`, and
-    /// returns the number of evicted rows. If `max_age` is `None`, no row is evicted.
+    /// Evicts the rows that were not pushed in the [`max_age`](DynamicOptions::max_age) steps before `now`, and returns
+    /// their number. If `max_age` is `None`, no row is evicted.
     ///
-    /// Pushes also evict such rows, in steps that are multiples of `max_age / 8`. Segments are locked one after
-    /// another.
+    /// Pushes also evict such rows, in steps whose numbers are multiples of `max_age / 8`. Segments are locked one
+    /// after another.
     pub fn evict(&self, now: u64) -> usize {
         let Some(oldest) = self.options.max_age.and_then(|age| now.checked_sub(age)) else { return 0 };
         with_segments!(&self.segments, all => {
@@ -351,17 +352,17 @@ impl DynamicTable {
         self.rule.get().map(|bound| &bound.rule)
     }
 
-    /// Returns the rounding of values that are stored in bf16; `None` if they are stored in the dtype.
+    /// Returns the rounding of values that are stored in bf16; `None` if they are stored in the table's dtype.
     pub(crate) fn rounding(&self) -> Option<StochasticRounding> {
         self.rounding
     }
 
-    /// Returns the size in bytes of the values of `rows` rows in the dtype.
+    /// Returns the size in bytes of `rows` rows of values in the table's dtype.
     pub(crate) fn bytes_of_rows(&self, rows: usize) -> usize {
         self.width().saturating_mul(self.dtype().bytes().unwrap_or(8)).saturating_mul(rows)
     }
 
-    /// Returns the size of the given slots in bytes, for all rows and for the rest of the last chunk.
+    /// Returns the size of the given slots in bytes, for all rows and the unused rows of the last chunk.
     pub(crate) fn bytes_of_slots(&self, slots: &[SlotSpec]) -> usize {
         self.bytes_of_slot_rows(slots, self.len().next_multiple_of(CHUNK))
     }
@@ -372,8 +373,8 @@ impl DynamicTable {
         width.saturating_mul(self.dtype().bytes().unwrap_or(8)).saturating_mul(rows)
     }
 
-    /// Returns an upper bound of the memory in bytes that a push of the given ids allocates. If `exact` is `true`, each
-    /// id is looked up, and rows are only counted for ids that have none.
+    /// Returns an upper bound of the memory in bytes that a push of the given ids allocates. If `exact` is `true`, only
+    /// ids that have no row count, which requires looking up each id.
     pub(crate) fn bytes_of_new(&self, ids: &[i64], exact: bool) -> usize {
         let slots = self.rule.get().map_or(&[][..], |bound| &bound.slots);
         let rows = with_segments!(&self.segments, all => {
@@ -418,24 +419,24 @@ impl DynamicTable {
     }
 }
 
-/// Sorts ids by segment. The number of segments must be a power of two.
+/// Sorts ids by segment. `segments` must be a power of two.
 fn split(segments: usize, ids: &[i64]) -> Split<i64> {
     let places: Vec<_> = ids.iter().map(|id| (segment_of(segments, *id), *id)).collect();
     Split::new(segments, &places)
 }
 
-/// Returns the index of an id's segment. It is computed from bits of the hash that the hash table of a segment does not
-/// use unless it is very large.
+/// Returns the index of an id's segment. It depends on bits of the hash that a segment's hash table uses only if it is
+/// very large.
 fn segment_of(segments: usize, id: i64) -> usize {
     (hash(id) >> 40) as usize & (segments - 1)
 }
 
-/// Hashes an id. The function differs from the one that partitions ids over shards.
+/// Hashes an id, with a function that differs from the one that partitions ids over shards.
 fn hash(id: i64) -> u64 {
     mix(id.cast_unsigned() ^ 0x6a09_e667_f3bc_c909)
 }
 
-/// Returns the elements of a tensor whose dtype was already checked.
+/// Returns the elements of a tensor whose dtype has been checked to be `T`.
 fn elements<T: Element>(tensor: &HostTensor) -> &[T] {
     tensor.as_slice().unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! A part of a dynamic table, under one lock.
+//! The rows of a dynamic table that share one lock.
 
 use super::arena::{Arena, CHUNK};
 use super::uses::Uses;
@@ -19,7 +19,7 @@ pub(super) trait Number: Float + Element + RandomElement + Into<f64> {}
 impl Number for f32 {}
 impl Number for f64 {}
 
-/// An id that has a row.
+/// The index entry of an id that has a row.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
     pub(super) id: i64,
@@ -37,7 +37,8 @@ pub(super) struct Update<'a, T> {
     pub(super) initializer: &'a Initializer,
 }
 
-/// The rows of some ids. Each row consists of its values, followed by its slots. Values in bf16 are stored separately.
+/// The rows of some ids, which share a lock. Each row consists of its values, followed by its slots. Values in bf16 are
+/// stored separately.
 #[derive(Debug)]
 pub(super) struct Segment<T> {
     index: HashTable<Entry>,
@@ -79,8 +80,8 @@ impl<T: Number> Segment<T> {
         self.index.allocation_size() + self.rows.bytes() + halves + self.waiting.bytes()
     }
 
-    /// Returns the number of rows for which memory would be allocated to create rows for the given ids. An id that
-    /// occurs twice counts twice.
+    /// Returns the number of rows to allocate so that all given ids can have a row. An id that occurs twice counts
+    /// twice.
     pub(super) fn chunk_rows(&self, ids: &[i64]) -> usize {
         let is_new = |id: &&i64| !self.has_row(**id);
         let new = ids.iter().filter(is_new).count().saturating_sub(self.rows.spare_rows());
@@ -99,7 +100,7 @@ impl<T: Number> Segment<T> {
         true
     }
 
-    /// Writes the values that a new row of an id would have to `out`.
+    /// Writes the values of a new row of an id to `out`.
     pub(super) fn initial_row(&self, initializer: &Initializer, id: i64, out: &mut [T]) {
         initializer.fill_row(id, out);
         if self.halves.is_some() {
@@ -138,8 +139,8 @@ impl<T: Number> Segment<T> {
         }
     }
 
-    /// Replaces elements of a row, beginning with element `at` of its values and slots. Values in bf16 are rounded to
-    /// the nearest.
+    /// Replaces elements of a row, beginning with element `at` of its values and slots. Values that are stored in bf16
+    /// are rounded to the nearest.
     fn write_part(&mut self, row: u32, at: usize, part: &[T]) {
         let Some(halves) = &mut self.halves else {
             self.rows.row_mut(row)[at..at + part.len()].copy_from_slice(part);
@@ -153,8 +154,8 @@ impl<T: Number> Segment<T> {
         self.rows.row_mut(row)[at..at + slots.len()].copy_from_slice(slots);
     }
 
-    /// Replaces the slots of all rows by those of `specs`, with their initial values. Rows that are created later get
-    /// the same slots.
+    /// Replaces the slots of all rows by new ones with initial values, as described by `specs`. Later rows get the same
+    /// slots.
     pub(super) fn set_slots(&mut self, specs: &[SlotSpec]) {
         let of_slots: usize = specs.iter().map(|slot| slot_width(slot, self.width)).sum();
         let of_values = if self.halves.is_some() { 0 } else { self.width };
@@ -176,8 +177,8 @@ impl<T: Number> Segment<T> {
         (self.rows, self.halves, self.slots) = (rows, halves, specs.to_vec());
     }
 
-    /// Applies the gradients of `ids`; `positions` contains the index of each id's row in the gradient of `update`.
-    /// Creates and evicts rows according to the limits, and counts the ids that do not get a row yet.
+    /// Applies gradients to the rows of `ids`. `positions` contains the index of each id's row in the gradient of
+    /// `update`. Creates and evicts rows according to the limits, and counts the ids that do not get a row yet.
     pub(super) fn push(
         &mut self,
         ids: &[i64],
@@ -234,7 +235,7 @@ impl<T: Number> Segment<T> {
 
     /// Copies rows to a buffer, updates all of them in one call of the rule, and copies them back. `rows` contains the
     /// id and the index of each row. Row `rows[members[i]]` has the gradient at index `sources[i]`; several gradients
-    /// of a row are summed. After an error no row has changed.
+    /// of a row are summed. If the rule fails, no row has changed.
     fn update(
         &mut self,
         rows: &[(i64, u32)],
@@ -284,7 +285,7 @@ impl<T: Number> Segment<T> {
     }
 
     /// Creates a row for an id that has none, and removes the id's count. `fill` receives the row's values, its slots
-    /// and their specifications. Returns `None` if the segment is full.
+    /// and their specifications. Returns the index of the row; `None` if the segment is full.
     pub(super) fn insert(
         &mut self,
         id: i64,
@@ -313,8 +314,8 @@ impl<T: Number> Segment<T> {
         Some(row)
     }
 
-    /// Stores a row of values and slots, and replaces the id's row if it has one. Returns `false` if the id has no row
-    /// and the segment is full.
+    /// Stores a row of values and slots, replacing the id's row if it has one. Returns `false` if the id has no row and
+    /// the segment is full.
     pub(super) fn put(&mut self, id: i64, used: u64, row: &[T]) -> bool {
         let used = Uses::restored(self.limits.eviction, used);
         if let Some(entry) = self.index.find_mut(hash(id), |entry| entry.id == id) {
@@ -331,9 +332,9 @@ impl<T: Number> Segment<T> {
         .is_some()
     }
 
-    /// Stores a part of a row, beginning with element `at`, and keeps the rest. If `used` is `None`, the uses are kept
-    /// as well. A new row gets initial slots, and values from `initial`. Returns `false` if the id has no row and the
-    /// segment is full.
+    /// Stores a part of a row, beginning with element `at`, and leaves the rest unchanged. If `used` is `None`, the
+    /// uses remain as well. A new row gets initial slots, and values from `initial`. Returns `false` if the id has no
+    /// row and the segment is full.
     pub(super) fn put_part(
         &mut self,
         id: i64,
@@ -367,10 +368,11 @@ impl<T: Number> Segment<T> {
         self.evict(|entry| gone(entry.id))
     }
 
-    /// Evicts the rows with the smallest [`Uses`], so that `new` more rows fit. Of rows with equal uses, those with the
-    /// smallest ids are evicted first. If there is not enough space, evicts at least a sixteenth of the limit, or all
-    /// rows that may be evicted. Rows for which `kept` returns `true` are never evicted, so some of the new rows may
-    /// still not fit. Returns the number of evicted rows.
+    /// Evicts rows so that `new` more rows fit, and returns the number of evicted rows.
+    ///
+    /// The rows with the smallest [`Uses`] are evicted first and, among equal ones, those with the smallest ids. If
+    /// space is needed, evicts at least a sixteenth of the limit, or all rows that may be evicted. Rows for which
+    /// `kept` returns `true` are never evicted, so there may still not be enough space.
     pub(super) fn evict_for(&mut self, new: usize, kept: impl Fn(i64) -> bool) -> usize {
         let Some(limit) = self.limits.rows else { return 0 };
         let excess = (self.index.len() + new).saturating_sub(limit);
@@ -389,7 +391,7 @@ impl<T: Number> Segment<T> {
         self.evict(|entry| (entry.used, entry.id) <= last && !kept(entry.id))
     }
 
-    /// Evicts the rows that were last used before `step`, and returns their number.
+    /// Evicts the rows whose last push was before `step`, and returns their number.
     pub(super) fn evict_unused_since(&mut self, step: u64) -> usize {
         self.evict(|entry| entry.used.before(step))
     }
@@ -405,12 +407,12 @@ impl<T: Number> Segment<T> {
     }
 }
 
-/// Returns the values as `f32`. This is exact for values of `f32`, the only ones that are stored in bf16.
+/// Converts values to `f32`. This is exact for `f32`, the only dtype that is stored in bf16.
 fn numbers<T: Number>(values: &[T]) -> Vec<f32> {
     values.iter().map(|value| Into::<f64>::into(*value) as f32).collect()
 }
 
-/// Converts bf16 to the same numbers.
+/// Converts bf16 values to `T`, which is exact.
 fn widen<T: Number>(halves: &[u16], values: &mut [T]) {
     for (value, half) in values.iter_mut().zip(widened(halves)) {
         *value = T::of_f64(half.into());

@@ -10,11 +10,11 @@ use parking_lot::RwLock;
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashSet};
 
-/// The numbers of occurrences of ids without a row: first those of recently counted ids, then those of ids that were
-/// counted earlier.
+/// The ids without a row, and the number of occurrences of each: first those that were counted recently, then those
+/// that were counted before.
 pub type WaitingCounts = [Vec<(i64, u32)>; 2];
 
-/// The rows of some ids, with their slots. The state does not contain the counts of ids without a row: see
+/// The rows and slots of some ids, for saving. The counts of ids without a row are separate: see
 /// [`DynamicTable::waiting_counts`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct DynamicState {
@@ -25,7 +25,7 @@ pub struct DynamicState {
     pub used: Vec<u64>,
     /// The values, one row for each id.
     pub values: HostTensor,
-    /// The name of each slot of the table's rule, with one row of the slot for each id.
+    /// The slots of the table's rule by name, each with one row for each id.
     pub slots: Vec<(String, HostTensor)>,
 }
 
@@ -49,12 +49,12 @@ impl DynamicState {
 }
 
 impl DynamicTable {
-    /// Returns the number of parts in which [`state`](Self::state) returns the table.
+    /// Returns the number of parts into which [`state`](Self::state) divides the table.
     pub fn parts(&self) -> usize {
         with_segments!(&self.segments, all => all.len())
     }
 
-    /// Returns a part of the table as it is between two pushes. Every id is in exactly one part. Returns an empty state
+    /// Returns a part of the table, in a state between two pushes. Every id is in exactly one part. The state is empty
     /// if `part` is not less than [`parts`](Self::parts).
     pub fn state(&self, part: usize) -> Result<DynamicState> {
         let slots = self.rule.get().map_or(&[][..], |bound| &bound.slots);
@@ -95,8 +95,8 @@ impl DynamicTable {
     }
 
     /// Restores rows, which may come from any shards. Existing rows of these ids are replaced, and no other row is
-    /// evicted. If there is no space for all of the rows, those that would be evicted first are left out. Returns the
-    /// number of rows that were left out.
+    /// evicted. If there is not enough space, omits the rows that would be evicted first. Returns the number of omitted
+    /// rows.
     ///
     /// # Errors
     /// - [`Error::Shape`]: values or slots have a wrong shape.
@@ -121,7 +121,7 @@ impl DynamicTable {
         }))
     }
 
-    /// Restores the slots of some ids, and keeps the values, including concurrent changes by other threads. An id
+    /// Restores the slots of some ids without changing their values, which other threads may change concurrently. An id
     /// without a row gets a row with its initial values. Returns the number of rows that were not created because the
     /// table is full.
     ///
@@ -139,8 +139,8 @@ impl DynamicTable {
         }))
     }
 
-    /// Restores the values of some ids, and keeps their slots. `used` contains the [uses](DynamicState::used) of each
-    /// id. New rows get initial slots. Returns the number of rows that were not created because the table is full.
+    /// Restores the values of some ids without changing their slots. `used` contains the [uses](DynamicState::used) of
+    /// each id. New rows get initial slots. Returns the number of rows that were not created because the table is full.
     ///
     /// # Errors
     /// Returns the errors of [`restore`](Self::restore), except [`Error::Slots`].
@@ -157,23 +157,22 @@ impl DynamicTable {
         }))
     }
 
-    /// Removes the rows whose ids are in an inclusive range but not in `ids`, and returns the number of removed rows.
+    /// Removes the rows whose ids are in an inclusive range but not in `ids`. Returns their number.
     pub fn keep(&self, (first, last): (i64, i64), ids: &[i64]) -> usize {
         let kept: HashSet<i64> = ids.iter().copied().collect();
         let gone = |id: i64| (first..=last).contains(&id) && !kept.contains(&id);
         with_segments!(&self.segments, all => all.iter().map(|segment| segment.write().remove(gone)).sum())
     }
 
-    /// Returns the counts of a [part](Self::parts)'s ids that have no row yet, so that a restarted server can continue
-    /// with them. Other shards cannot use these counts, so counting starts again there. If there is no such part, the
-    /// counts are empty.
+    /// Returns the counts of ids without a row in a [part](Self::parts), so that a restarted server can continue with
+    /// them. Other shards cannot use these counts. If there is no such part, the counts are empty.
     pub fn waiting_counts(&self, part: usize) -> WaitingCounts {
         with_segments!(&self.segments, all => {
             all.get(part).map(|segment| segment.read().waiting_counts()).unwrap_or_default()
         })
     }
 
-    /// Replaces the counts of a part's ids that have no row yet. Does nothing if there is no such part.
+    /// Replaces the counts of ids without a row in a part. Does nothing if there is no such part.
     pub fn restore_waiting(&self, part: usize, counts: &WaitingCounts) {
         with_segments!(&self.segments, all => {
             if let Some(segment) = all.get(part) {
@@ -182,8 +181,9 @@ impl DynamicTable {
         });
     }
 
-    /// Stores rows in the given order, and returns the number of rows that `put` could not store because the segment is
-    /// full. A stored row is the concatenation of the id's rows in all `parts`, which are the values and the slots.
+    /// Stores rows in the order `order`, by calling `put` for each. A row is the concatenation of the id's rows in all
+    /// `parts`, which are the values and the slots. Returns the number of rows for which `put` returns `false`, because
+    /// the segment is full.
     fn put<T: Number>(
         &self,
         all: &[RwLock<Segment<T>>],
@@ -207,7 +207,7 @@ impl DynamicTable {
         left_out
     }
 
-    /// Returns the slots in the order of the rule. Checks first that they are complete, that their shapes and dtypes
+    /// Returns the slots in the order of the rule, after checking that they are complete, that their shapes and dtypes
     /// are right, and that ids are unique.
     fn checked<'a>(
         &self,

@@ -10,16 +10,16 @@ use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// The effects of a push.
+/// The number of rows that a push has updated, created and evicted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PushResult {
     /// The number of different rows that were updated.
     pub rows: usize,
     /// The number of rows that were created.
     pub created: usize,
-    /// The number of the push's ids that have not yet occurred often enough to get a row.
+    /// The number of the push's ids that have not occurred often enough to get a row.
     pub waiting: usize,
-    /// The number of the push's ids that got no row because the rows of its other ids have reached the limit.
+    /// The number of the push's ids that got no row because rows of the same push already fill the table.
     pub full: usize,
     /// The number of rows that were evicted, to make space or because of their age.
     pub evicted: usize,
@@ -38,9 +38,8 @@ impl PushResult {
 }
 
 impl DynamicTable {
-    /// Sets the rule that applies gradients. The slots of existing rows get the rule's initial values.
-    ///
-    /// Setting the same rule again does nothing.
+    /// Sets the rule that applies gradients. The slots of existing rows get the rule's initial values. Does nothing if
+    /// the table already has the same rule.
     ///
     /// # Errors
     /// - [`Error::RuleSet`]: the table has a different rule.
@@ -66,7 +65,7 @@ impl DynamicTable {
         }
     }
 
-    /// Applies the gradient of some ids; `gradient` contains one row for each id. Gradients of the same id are first
+    /// Applies the gradient of some ids. `gradient` contains one row for each id. Gradients of the same id are first
     /// summed, in the order of `ids`. Rows are created and evicted according to the [options](super::DynamicOptions).
     ///
     /// # Errors

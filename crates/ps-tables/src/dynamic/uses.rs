@@ -1,14 +1,15 @@
-//! The uses of a row, which determine when it is evicted.
+//! The uses of a row, by which rows are evicted.
 
 use super::Eviction;
 
-/// The uses of a row. The lower 32 bits contain the step of the last push; steps of 2³² or more are stored as the same
-/// value. If rows are evicted by frequency, the upper 32 bits contain the number of pushes; otherwise they are 0. Rows
-/// with the smallest values are evicted first.
+/// The uses of a row. Rows with the smallest values are evicted first.
+///
+/// The lower 32 bits contain the step of the last push; all steps from 2³² on are stored as the same value. If rows are
+/// evicted by frequency, the upper 32 bits contain the number of pushes; otherwise they are 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Uses(u64);
 
-/// The number of bits of a step.
+/// The number of bits for the step.
 const STEP: u32 = 32;
 
 fn stamp(step: u64) -> u64 {
@@ -21,7 +22,7 @@ impl Uses {
         Self(0).again(eviction, step)
     }
 
-    /// Returns the uses after one more push.
+    /// Returns the uses of a row after another push.
     pub(super) fn again(self, eviction: Eviction, step: u64) -> Self {
         let step = stamp(step).max(self.step());
         Self(match eviction {
@@ -30,7 +31,7 @@ impl Uses {
         })
     }
 
-    /// Converts saved uses to the form for `eviction`. They may come from a table that evicted rows in another order.
+    /// Converts saved uses to those for `eviction`. They may come from a table with another order of eviction.
     pub(super) fn restored(eviction: Eviction, saved: u64) -> Self {
         match eviction {
             Eviction::LeastRecent => Self(Self(saved).step()),
@@ -38,7 +39,7 @@ impl Uses {
         }
     }
 
-    /// Returns the number that is saved.
+    /// Returns the uses as a number, for saving.
     pub(super) fn saved(self) -> u64 {
         self.0
     }

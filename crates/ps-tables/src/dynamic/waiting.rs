@@ -1,4 +1,4 @@
-//! Counts how often each id without a row has occurred.
+//! A counter of the occurrences of ids that have no row.
 
 use super::hash;
 use hashbrown::HashTable;
@@ -34,13 +34,13 @@ impl Waiting {
         count
     }
 
-    /// Removes the count of an id that has a row now.
+    /// Removes the count of an id, which now has a row.
     pub(super) fn remove(&mut self, id: i64) {
         take(&mut self.recent, id);
         take(&mut self.older, id);
     }
 
-    /// Returns the counts of the recent ids and the older ones, each sorted.
+    /// Returns the counts of the recent ids and of the older ones, each sorted by id.
     pub(super) fn counts(&self) -> [Vec<(i64, u32)>; 2] {
         [&self.recent, &self.older].map(|counted| {
             let mut all: Vec<_> = counted.iter().copied().collect();

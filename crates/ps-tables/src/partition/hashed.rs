@@ -1,12 +1,10 @@
-//! Partitions of tables whose rows are 64-bit ids.
+//! The partition of tables whose rows have 64-bit ids.
 
 use super::Split;
 use distribute_tensor::random::mix;
 
-/// The ids of a dynamic table, partitioned over shards by their hash.
-///
-/// The number of rows is not fixed: every id belongs to a shard, and shards are about equally large, whatever the ids
-/// are.
+/// The partition of a dynamic table's ids over shards, by hash. Every id belongs to a shard, and shards are about
+/// equally large for any ids.
 ///
 /// ```
 /// use distribute_ps_tables::HashPartition;

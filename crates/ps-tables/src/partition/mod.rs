@@ -1,10 +1,10 @@
-//! Partitions of rows and ids over shards, and the split of a batch into requests to the shards. This module contains
-//! only pure functions and values.
+//! Partitions of rows and ids over shards, and the division of a batch into requests to the shards. This module
+//! contains only pure functions and values.
 //!
 //! | module | contents |
 //! |---|---|
 //! | `rows`, `hashed` | partitions of a fixed number of rows, and of 64-bit ids |
-//! | `unique`, `split` | the ids of a batch without duplicates, and sorted by shard |
+//! | `unique`, `split` | the distinct ids of a batch, and ids sorted by shard |
 //! | `moves` | the moves from one partition to another |
 
 mod hashed;

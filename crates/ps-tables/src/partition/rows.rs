@@ -5,7 +5,7 @@ use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// The assignment of rows to shards.
+/// The way in which rows are assigned to shards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum PartitionStrategy {
     /// Contiguous ranges: 5 shards of 13 rows have 3, 3, 3, 2 and 2 rows.
@@ -98,8 +98,8 @@ impl RowPartition {
         self.rows == 0
     }
 
-    /// Returns, for each shard, the range from its first row to its last. With [`PartitionStrategy::Mod`], the range
-    /// includes rows of other shards.
+    /// Returns, for each shard, the range from its first row to its last. With [`PartitionStrategy::Mod`], the ranges
+    /// also include rows of other shards.
     pub fn ranges(&self) -> impl Iterator<Item = Range<usize>> {
         let partition = *self;
         (0..partition.shards).map(move |shard| match (partition.strategy, partition.len(shard)) {
@@ -112,7 +112,7 @@ impl RowPartition {
         })
     }
 
-    /// Returns the location of a row. If the table has no such row, the location is invalid.
+    /// Returns the location of a row. The result is invalid if the table has no such row.
     pub fn location(&self, row: usize) -> RowLocation {
         let (base, extra) = (self.base(), self.extra());
         match self.strategy {
@@ -128,7 +128,7 @@ impl RowPartition {
         }
     }
 
-    /// Returns the row at a location.
+    /// Returns the index in the table of the row at a location.
     pub fn row(&self, location: RowLocation) -> usize {
         match self.strategy {
             PartitionStrategy::Mod => location.row * self.shards + location.shard,
@@ -138,7 +138,7 @@ impl RowPartition {
         }
     }
 
-    /// Returns the rows of a shard that are in a range of the table's rows, by their indices on the shard.
+    /// Returns the indices on a shard of the table's rows in the range `rows`.
     pub fn rows_on(&self, shard: usize, rows: Range<usize>) -> Range<usize> {
         let before = |row: usize| match self.strategy {
             PartitionStrategy::Mod => row.saturating_sub(shard).div_ceil(self.shards),
@@ -148,8 +148,8 @@ impl RowPartition {
         before(rows.start).min(end)..end
     }
 
-    /// Sorts ids by shard. The result contains the rows of each shard, in the order of the ids. `operation` is the name
-    /// of the operation in errors.
+    /// Sorts ids by shard, in the order of the ids within each shard. `operation` is the name of the operation in
+    /// errors.
     ///
     /// # Errors
     /// - [`Error::Id`]: an id is not the index of a row of the table.
@@ -164,7 +164,7 @@ impl RowPartition {
         Ok(Split::new(self.shards, &places))
     }
 
-    /// Returns the number of consecutive rows, beginning with `row`, that are also consecutive on one shard.
+    /// Returns the number of rows from `row` on that are consecutive both in the table and on one shard.
     pub(crate) fn run(&self, row: usize) -> usize {
         match self.strategy {
             PartitionStrategy::Mod if self.shards > 1 => 1,
@@ -178,7 +178,7 @@ impl RowPartition {
     /// Returns the moves of rows that convert this partition into `to`.
     ///
     /// The moves cover every row once, in runs of maximum length, and are computed lazily. If both partitions are
-    /// [`Div`](PartitionStrategy::Div), the number of moves is less than the total number of their shards.
+    /// [`Div`](PartitionStrategy::Div), there are fewer moves than shards of both partitions together.
     ///
     /// # Errors
     /// - [`Error::Rows`]: the other partition has a different number of rows.
@@ -190,8 +190,8 @@ impl RowPartition {
         }
     }
 
-    /// Checks that this is a partition of a variable of shape `shape`, and that it has a shard `shard`. A scalar is
-    /// treated as one row.
+    /// Checks that this is the partition of a variable of shape `shape`, and that it has a shard `shard`. A scalar
+    /// counts as one row.
     pub(crate) fn require_shard(&self, shape: &[usize], shard: usize) -> Result<()> {
         let rows = shape.first().copied().unwrap_or(1);
         if self.rows != rows {

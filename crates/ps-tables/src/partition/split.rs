@@ -7,12 +7,12 @@
 pub struct Split<K> {
     keys: Vec<K>,
     positions: Vec<usize>,
-    /// The index of the first id of each shard, followed by the number of ids.
+    /// The index in `keys` of the first id of each shard, followed by the number of ids.
     starts: Vec<usize>,
 }
 
 impl<K: Copy> Split<K> {
-    /// Creates the split from the shard of each id, and the id's key on that shard.
+    /// Creates the split from each id's shard, and its key on that shard.
     pub(crate) fn new(shards: usize, places: &[(usize, K)]) -> Self {
         let mut starts = vec![0; shards + 1];
         for (shard, _) in places {
@@ -35,7 +35,7 @@ impl<K: Copy> Split<K> {
         self.starts.len() - 1
     }
 
-    /// Returns the keys of a shard: rows, or ids of a table that is partitioned by hash.
+    /// Returns the keys of a shard's ids: rows, or the ids themselves in a table that is partitioned by hash.
     pub fn of(&self, shard: usize) -> &[K] {
         &self.keys[self.starts[shard]..self.starts[shard + 1]]
     }
@@ -53,8 +53,8 @@ impl<K: Copy> Split<K> {
         taken
     }
 
-    /// Writes a shard's response, `width` values for each of the shard's ids, to the corresponding positions of
-    /// `whole`, the response to the complete request.
+    /// Writes a shard's response, with `width` values for each of its ids, to the positions of these ids in `whole`,
+    /// the response to the complete request.
     pub fn put<T: Clone>(&self, shard: usize, answer: &[T], width: usize, whole: &mut [T]) {
         for (i, at) in self.positions(shard).iter().enumerate() {
             whole[at * width..(at + 1) * width].clone_from_slice(&answer[i * width..(i + 1) * width]);

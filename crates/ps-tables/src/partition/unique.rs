@@ -1,10 +1,10 @@
-//! The ids of a batch without duplicates.
+//! The distinct ids of a batch.
 
 use distribute_tensor::kernel::{RowMerge, Sum};
 use distribute_tensor::random::mix;
 use hashbrown::HashTable;
 
-/// The ids of a batch without duplicates, for requests to servers, and the mapping from their rows back to the batch.
+/// The distinct ids of a batch, for requests to servers, and the mapping of their rows to the batch.
 ///
 /// ```
 /// use distribute_ps_tables::UniqueIds;
@@ -29,7 +29,7 @@ impl UniqueIds {
         Self::with_index(batch).0
     }
 
-    /// Collects the distinct ids of a batch. Also returns the position of each of them.
+    /// Collects the distinct ids of a batch. Also returns an index of their positions.
     pub(crate) fn with_index(batch: &[i64]) -> (Self, IdIndex) {
         let (mut ids, mut places) = (Vec::new(), Vec::with_capacity(batch.len()));
         let mut index = IdIndex(HashTable::with_capacity(batch.len()));
@@ -58,8 +58,8 @@ impl UniqueIds {
     }
 
     /// Returns the gradient of [`ids`](Self::ids), given that of the batch with `width` elements for each id. Gradients
-    /// of the same id are summed in the order of the batch. A table sums in the same order, so the results of pushing
-    /// either gradient are bit-identical.
+    /// of the same id are summed in the order of the batch. A table sums in the same order, so pushing either gradient
+    /// gives bit-identical results.
     pub fn sum<T: Sum>(&self, gradient: &[T], width: usize) -> Vec<T> {
         let mut sums = vec![T::ZERO; self.ids.len() * width];
         RowMerge::new(&self.places).sum(gradient, width, 0, &mut sums);
@@ -67,12 +67,12 @@ impl UniqueIds {
     }
 }
 
-/// The positions of distinct ids.
+/// An index of the positions of distinct ids.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct IdIndex(HashTable<(i64, usize)>);
 
 impl IdIndex {
-    /// Returns the position of an id. An id that has none gets `position`.
+    /// Returns the position of an id. An id without one gets `position`.
     fn insert(&mut self, id: i64, position: usize) -> usize {
         let entry = self.0.entry(Self::hash(id), |(found, _)| *found == id, |(found, _)| Self::hash(*found));
         entry.or_insert((id, position)).get().1

@@ -1,5 +1,5 @@
-//! The assignment of variables and shards to servers. `policy` chooses the next server, and `display` formats the table
-//! of assignments.
+//! The assignment of variables and shards to servers. `policy` chooses the server of a new variable, and `display`
+//! formats the assignments as a table.
 
 mod display;
 mod policy;
@@ -12,11 +12,10 @@ use policy::Choice;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// A record of the variables of a job and their servers. It assigns a server to each new variable, and can be displayed
-/// as a table.
+/// A record of the variables of a job and their servers, which assigns servers to new variables. It can be displayed as
+/// a table.
 ///
-/// The result depends only on the calls: if the same variables are created in the same order, they get the same
-/// servers.
+/// The result depends only on the calls: the same variables, created in the same order, get the same servers.
 ///
 /// ```
 /// use distribute_ps_tables::{Placement, PlacementPolicy, RowPartition};
@@ -48,7 +47,7 @@ pub struct Placement {
     by_name: BTreeMap<String, Range<usize>>,
 }
 
-/// A state of a placement that can be restored: see [`Placement::mark`].
+/// A state of a placement to which it can return: see [`Placement::mark`].
 #[derive(Clone, Debug)]
 pub struct PlacementSnapshot {
     choice: Choice,
@@ -58,7 +57,7 @@ pub struct PlacementSnapshot {
 /// A variable on a server, or a shard of one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Placed {
-    /// The name of the variable; for a shard, followed by `/part_` and the shard's number.
+    /// The name of the variable; for a shard, followed by `/part_` and the index of the shard.
     pub name: String,
     /// The rows of the variable that the shard contains; `None` if the variable is not split.
     pub rows: Option<Range<usize>>,
@@ -85,7 +84,7 @@ impl Placement {
     }
 
     /// Places a new variable, split by `partition`, and returns the server of each shard. If `partition` is `None`, the
-    /// variable is not split, and there is one server.
+    /// variable is not split, and the result is one server.
     ///
     /// # Errors
     /// - [`Error::PlacedTwice`]: the name is in use.
@@ -101,8 +100,8 @@ impl Placement {
         self.add(name, parts, |choice, part| choice.next(&part.name, part.bytes))
     }
 
-    /// Places a new variable on the server of variable `with`. If that variable has shards, the server of its last
-    /// shard is used. The new variable is not split. The round-robin order does not change.
+    /// Places a new variable on the server of variable `with` or, if that variable has shards, of its last shard. The
+    /// new variable is not split. The round-robin order does not change.
     ///
     /// # Errors
     /// - [`Error::PlacedTwice`]: the name is in use.
@@ -153,8 +152,7 @@ impl Placement {
         Ok(())
     }
 
-    /// Returns the current state, so that later placements can be [undone](Placement::undo) if a variable cannot be
-    /// created.
+    /// Returns the current state, to which [`undo`](Placement::undo) can return if a variable cannot be created.
     ///
     /// ```
     /// use distribute_ps_tables::{Placement, PlacementPolicy};
@@ -218,7 +216,7 @@ impl Placement {
     }
 }
 
-/// Returns the shards of a variable, for which servers are still to be chosen.
+/// Returns an entry for each shard of a variable, without a server.
 fn parts(name: &str, shape: &[usize], dtype: DType, partition: Option<RowPartition>) -> Result<Vec<Placed>> {
     let part = |name, rows, shape: Vec<usize>| {
         let element = dtype.bytes().unwrap_or(16) as u64;
@@ -245,7 +243,7 @@ pub fn shard_name(variable: &str, shard: usize) -> String {
     format!("{variable}/part_{shard}")
 }
 
-/// Returns the name of the variable of a table, and the index of its shard if the name is that of a
+/// Returns the name of the variable to which a table belongs, and the index of the shard if the name is that of a
 /// [shard](shard_name).
 pub fn variable_of(table: &str) -> (&str, Option<usize>) {
     let shard = table.rsplit_once("/part_").and_then(|(name, shard)| Some((name, shard.parse().ok()?)));

@@ -1,25 +1,25 @@
-//! The choice of the next server.
+//! The choice of a server for a new variable or shard.
 
 use distribute_cluster::fnv1a;
 use distribute_tensor::random::mix;
 use serde::{Deserialize, Serialize};
 
-/// The policy that chooses servers for new variables and shards.
+/// The way in which servers are chosen for new variables and shards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum PlacementPolicy {
-    /// The next server in round-robin order, for variables in the order of their creation.
+    /// The servers in turn, for variables in the order of their creation.
     #[default]
     RoundRobin,
-    /// The server with the fewest bytes so far. If there are several, the first of them is chosen.
+    /// The server with the fewest bytes so far; the first of several.
     #[doc(alias = "GreedyLoadBalancingStrategy")]
     #[doc(alias = "byte_size_load_fn")]
     GreedyByBytes,
-    /// A server that is chosen by a hash of the name, independently of the order of creation and of other variables. If
-    /// a server is added, only the variables that are now assigned to it move.
+    /// A server chosen by a hash of the name, independent of the order of creation and of other variables. If a server
+    /// is added, only the variables that are now assigned to it move.
     ByHash,
 }
 
-/// The state of a policy.
+/// The state on which the choice of a server depends.
 #[derive(Clone, Debug)]
 pub(super) struct Choice {
     policy: PlacementPolicy,

@@ -1,10 +1,10 @@
-//! A memory limit for the tables of a server, so that no request can exhaust the memory.
+//! A memory limit for the tables of a server, so that requests cannot exhaust the memory.
 
 use distribute_files::memory;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The maximum size of the tables in bytes, and the number of bytes that is reserved.
+/// The maximum size of the tables in bytes, and the number of reserved bytes.
 #[derive(Debug)]
 pub(super) struct Budget {
     limit: AtomicUsize,
@@ -12,7 +12,8 @@ pub(super) struct Budget {
 }
 
 impl Default for Budget {
-    /// Returns a limit of three quarters of the memory that this process may use. If that is unknown, 1 TiB is assumed.
+    /// Returns a limit of three quarters of the memory that this process may use. If that is unknown, it is assumed to
+    /// be 1 TiB.
     fn default() -> Self {
         static LIMIT: OnceLock<usize> = OnceLock::new();
         let limit = *LIMIT.get_or_init(|| memory().unwrap_or(1 << 40) / 4 * 3);
@@ -29,8 +30,8 @@ impl Budget {
         self.limit.store(bytes, Ordering::Relaxed);
     }
 
-    /// Reserves memory for `bytes` bytes. Reservations are not released individually: when the limit is reached,
-    /// `count` is called to determine the number of bytes that tables occupy.
+    /// Reserves `bytes` bytes. Reservations are not released individually. When the limit is reached, `count` is
+    /// called, which returns the number of bytes that tables actually occupy.
     ///
     /// # Errors
     /// Returns the number of bytes in use if another `bytes` bytes would exceed the limit.

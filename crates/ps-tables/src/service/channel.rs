@@ -1,4 +1,4 @@
-//! The client's view of one parameter server.
+//! [`Channel`]: a client's connection to one parameter server.
 
 use super::refusal::Refusal;
 use super::request::Request;
@@ -29,7 +29,7 @@ pub trait Channel: Send + Sync + fmt::Debug {
     /// Returns the name of the server in errors, for example `ps 1`.
     fn server(&self) -> &str;
 
-    /// Sends a request. The caller waits for the response later. The timeout includes both sending and waiting.
+    /// Sends a request, whose response the caller waits for later. The timeout includes both sending and waiting.
     ///
     /// A change is applied at most once, even if the channel sends the request several times. When the response
     /// arrives, the change has been applied.
@@ -38,7 +38,7 @@ pub trait Channel: Send + Sync + fmt::Debug {
     /// Returns a [`ChannelError`] if the request fails immediately.
     fn start(&self, request: Request, timeout: Duration) -> Result<Started, ChannelError>;
 
-    /// Closes the connection, if there is one. The next request may open another one.
+    /// Closes the connection, if there is one. A later request may open another one.
     fn close(&self) {}
 
     /// Sends a request, and waits for the response.
@@ -50,11 +50,11 @@ pub trait Channel: Send + Sync + fmt::Debug {
     }
 }
 
-/// A request in flight. If the handle is dropped, the server still executes the request, unless the connection is lost
+/// A request in flight. If this handle is dropped, the server still executes the request, unless the connection is lost
 /// before the request arrives.
 pub struct Started(Box<dyn WaitForResponse>);
 
-/// The part of [`Started`] that a [`Channel`] implements: it waits for the response to a request.
+/// A wait for the response to a request, which implementations of [`Channel`] provide for [`Started`].
 pub trait WaitForResponse: Send {
     /// Waits for the response until the deadline of the request.
     ///
@@ -64,7 +64,7 @@ pub trait WaitForResponse: Send {
 }
 
 impl Started {
-    /// Creates the handle of a request that was sent.
+    /// Creates the handle of a request that was sent, whose response `waiting` waits for.
     pub fn new(waiting: impl WaitForResponse + 'static) -> Self {
         Self(Box::new(waiting))
     }
@@ -84,8 +84,8 @@ impl fmt::Debug for Started {
     }
 }
 
-/// The reason why a request has failed. Each variant contains the name of the server. Each also contains a description
-/// of the request, except that [`Refused`](Self::Refused) names the request in its message.
+/// The reason why a request has failed. Each variant contains the name of the server and, except for
+/// [`Refused`](Self::Refused), a description of the request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChannelError {

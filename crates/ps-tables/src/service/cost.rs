@@ -1,4 +1,4 @@
-//! The memory that a request requires, computed before the request is executed.
+//! The memory that a request needs, computed before the request is executed.
 
 use super::entry::Entry;
 use super::request::{Request, State};
@@ -24,13 +24,15 @@ impl Tables {
     }
 
     // INV-28
-    /// Checks that there is enough memory for a request, and reserves it. [`handle`](Self::handle) calls this; a server
-    /// with a log calls it before it writes a change to the log, and calls [`execute`](Self::execute) afterwards. The
-    /// requests of a batch are not checked here, but when each of them is executed.
+    /// Checks that there is enough memory for a request, and reserves it. Requests of a batch are checked only when
+    /// each of them is executed.
+    ///
+    /// [`handle`](Self::handle) calls this. A server with a log calls it before writing a change to the log, and calls
+    /// [`execute`](Self::execute) afterwards.
     ///
     /// # Errors
     /// - [`Error::Budget`]: the tables would exceed the memory limit.
-    /// - [`Error::PartitionRows`]: the partition of a table to be created has other rows than the variable.
+    /// - [`Error::PartitionRows`]: the partition of a table to be created does not have the variable's number of rows.
     /// - [`Error::NoShard`]: the variable of a table to be created has no shard with this index.
     pub fn check(&self, request: &Request) -> Result<()> {
         let operation = request.operation();
@@ -72,7 +74,7 @@ impl Tables {
 }
 
 impl TableSpec {
-    /// Returns the number of bytes that the table occupies, including the slots of its rule.
+    /// Returns the size in bytes of the table to be created, including the slots of its rule.
     fn bytes(&self) -> Result<usize> {
         let row = |shape: &[usize], dtype: DType| {
             let width = shape.iter().try_fold(1usize, |n, size| n.checked_mul(*size))?;
@@ -104,8 +106,8 @@ impl TableSpec {
 }
 
 impl Entry {
-    /// Returns the number of additional bytes that a request requires. If `exact` is `false`, the result is an upper
-    /// bound.
+    /// Returns the number of bytes that a request needs in addition. If `exact` is `false`, the result is an upper
+    /// bound that is fast to compute.
     fn cost(&self, request: &Request, exact: bool) -> usize {
         match (request, &self.table) {
             (Request::SetRule { rule, .. }, AnyTable::Dense(table)) if table.rule().is_none() => {
@@ -133,7 +135,7 @@ impl Entry {
         }
     }
 
-    /// Returns the number of bytes that the table occupies, including slots that are not created yet.
+    /// Returns the number of bytes that the table occupies or will occupy, including slots that are not created yet.
     fn taken(&self) -> usize {
         let table = match &self.table {
             AnyTable::Dense(table) => table.taken(),
@@ -143,7 +145,7 @@ impl Entry {
     }
 }
 
-/// Returns the size of a tensor in bytes, including the contents of strings. It is at least one byte for each row.
+/// Returns the size of a tensor in bytes, including the contents of strings, but at least one byte for each row.
 fn bytes_of(values: &HostTensor) -> usize {
     // A row without elements takes time, although no memory.
     values.memory().max(values.dims().first().copied().unwrap_or(1))

@@ -8,18 +8,18 @@ use super::spec::{AnyTable, TableSpec};
 use crate::{DynamicTable, Error, PushResult, Result, Table};
 use distribute_tensor::HostTensor;
 
-/// The remedy in error messages if ids are used with a dense table.
+/// The remedy in the error for ids that are used with a dense table.
 const ROWS: &str = "give it rows";
 
 #[derive(Debug)]
 pub(super) struct Entry {
     pub table: AnyTable,
-    /// The sequence number of the table: see [`Version::created`].
+    /// The number that distinguishes the table from others of the same name: see [`Version::created`].
     pub created: u64,
     /// The hash of the specification: see [`TableSpec::fingerprint`].
     pub fingerprint: u64,
     pub described: String,
-    /// The changes that closures have made.
+    /// The changes that closures have made, so that none is applied twice.
     pub exactly_once: ExactlyOnce,
 }
 
@@ -126,7 +126,7 @@ impl Entry {
         }
     }
 
-    /// Returns all rows of the table, or those of `rows` that exist, in ascending order.
+    /// Returns the rows of the table in ascending order: all of them, or those among `rows`.
     pub fn existing_rows(&self, rows: Option<Vec<i64>>) -> Vec<i64> {
         let mut rows = match (&self.table, rows) {
             (AnyTable::Dense(table), None) => (0..table.rows() as i64).collect(),
@@ -137,7 +137,7 @@ impl Entry {
         rows
     }
 
-    /// Returns rows and their values: all rows of the table, or those of `rows` that exist, in ascending order.
+    /// Returns rows of the table and their values, in ascending order: all rows, or those among `rows`.
     pub fn existing(&self, rows: Option<Vec<i64>>) -> Result<(Vec<i64>, HostTensor)> {
         let rows = self.existing_rows(rows);
         let values = match &self.table {
@@ -152,8 +152,8 @@ impl Entry {
         TableImage::of(&self.table, (self.fingerprint, self.described.clone()), self.exactly_once.changes())
     }
 
-    /// Returns the response to a request that creates the table again: an error if `spec` is different from the table's
-    /// specification.
+    /// Returns the response to a request that creates the table again. This is an error if `spec` differs from the
+    /// table's own specification.
     pub fn same(&self, spec: &TableSpec, fingerprint: u64) -> Result<Response> {
         if self.fingerprint == fingerprint {
             return Ok(Response::Created { new: false });
@@ -208,7 +208,8 @@ impl Entry {
     }
 }
 
-/// Converts ids to row indices of a dense table. Fails if an id is negative, but does not check that the rows exist.
+/// Converts ids to rows of a dense table. Returns an error if an id is negative, but does not check that the rows
+/// exist.
 fn rows_of(operation: &'static str, table: &Table, rows: &[i64]) -> Result<Vec<usize>> {
     let row = |(position, id): (usize, &i64)| {
         usize::try_from(*id).map_err(|_| Error::Id { operation, id: *id, position, rows: table.rows() })

@@ -11,8 +11,8 @@ const ORDERS: usize = 64;
 #[derive(Debug)]
 pub(super) struct ExactlyOnce {
     changes: Mutex<ClosureChanges>,
-    /// The locks that order the executions of one closure: a second execution waits for the first, and then checks
-    /// whether the change was applied. Changes of other closures are applied concurrently.
+    /// The locks that keep two executions of one closure from changing the table at the same time: the second waits for
+    /// the first, and then checks whether the change was applied. Changes of other closures are applied concurrently.
     orders: Box<[Mutex<()>; ORDERS]>,
 }
 
@@ -25,8 +25,7 @@ impl ExactlyOnce {
     /// Applies a change, or returns `None` if it was already applied.
     ///
     /// # Errors
-    /// Returns the errors of [`ClosureChanges::has`] and of `change`. After an error of `change`, the change is treated
-    /// as not applied.
+    /// Returns the errors of [`ClosureChanges::has`] and of `change`. If `change` fails, it counts as not applied.
     pub fn apply<T>(
         &self,
         origin: Origin,
@@ -40,15 +39,15 @@ impl ExactlyOnce {
         Ok(applied)
     }
 
-    /// Begins a job, after which only the closures of this job may change the table. All changes in progress for the
-    /// previous job are completed first; later ones are rejected. Does nothing if a job with the same or a greater
+    /// Begins a job, after which only closures of this job may change the table. Changes of the previous job that are
+    /// in progress are completed first; later ones are rejected. Does nothing if a job with the same or a greater
     /// number has begun.
     pub fn begin(&self, job: u64) {
         let _all: Vec<MutexGuard<'_, ()>> = self.orders.iter().map(|order| order.lock()).collect();
         self.changes.lock().begin(job);
     }
 
-    /// Returns a copy of the current record.
+    /// Returns a copy of the record of changes.
     pub fn changes(&self) -> ClosureChanges {
         self.changes.lock().clone()
     }

@@ -13,15 +13,16 @@ use distribute_tensor::DType;
 pub struct TableImage {
     /// The name of the table.
     pub name: String,
-    /// A hash that identifies the specification.
+    /// The hash of the table's specification.
     pub fingerprint: u64,
-    /// A description of the specification.
+    /// The description of the table's specification, for errors.
     pub described: String,
     /// The rule that applies gradients; `None` if the table has none.
     pub rule: Option<RuleSpec>,
     /// The contents of the table.
     pub contents: ImageContents,
-    /// The storage of the values in bf16; `None` if they are stored in their dtype. A table of ids is its own variable.
+    /// The storage of the values in bf16; `None` if they are stored in their dtype. For a dynamic table, the partition
+    /// is that of the whole table.
     pub halves: Option<Halves>,
     /// The last step that was [counted](crate::Push::counted).
     pub steps: u64,
@@ -42,7 +43,7 @@ pub enum ImageContents {
         dtype: DType,
         /// The initial values of new rows.
         initializer: Initializer,
-        /// The admission and eviction settings.
+        /// The settings for creating and evicting rows.
         options: DynamicOptions,
         /// The rows of each part, and the counts of ids without a row.
         parts: Vec<(DynamicState, WaitingCounts)>,

@@ -7,7 +7,7 @@ use super::tables::Tables;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A channel to tables in this process. It is used in clusters whose tasks are threads, and in tests.
+/// A channel to tables in this process, for tests and for clusters whose tasks are threads.
 ///
 /// Each request is executed on the thread that starts it. Timeouts have no effect.
 #[derive(Clone, Debug)]
@@ -22,7 +22,7 @@ impl LocalChannel {
         Self { name: format!("ps {index}"), tables }
     }
 
-    /// Returns the tables to which requests are sent.
+    /// Returns the tables that execute the requests.
     pub fn tables(&self) -> &Arc<Tables> {
         &self.tables
     }

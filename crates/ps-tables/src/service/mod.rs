@@ -1,19 +1,19 @@
-//! The protocol of a parameter server, and the execution of its requests without a socket.
+//! The requests and responses of a parameter server, and their execution without a socket.
 //!
-//! To add a request, add a variant to [`Request`] and to [`Response`], its cost, its rejections, a match arm in
-//! `entry`, headers in the codec of `distribute-ps-server`, and a case in the test of that crate that compares the
-//! results with those of tables in memory.
+//! To add a request, add a variant to [`Request`] and to [`Response`], its cost, its refusals, and a match arm in
+//! `entry`. In `distribute-ps-server`, add its heads to the codec, and a case to the test that compares the results
+//! with those of tables in memory.
 //!
 //! | module | contents |
 //! |---|---|
-//! | `request`, `response`, `refusal` | requests and answers, as data |
+//! | `request`, `response`, `refusal` | requests and responses, as data |
 //! | `spec`, `cost` | the specification of a table; the memory that a request takes |
 //! | `tables` | [`Tables`]: all tables of a server |
 //! | `entry` | one table, and the execution of its requests |
 //! | `exactly_once` | changes that closures make, each applied at most once |
-//! | `image` | the image of a table, from which another process can continue |
+//! | `image` | an image of a table, from which another process can continue |
 //! | `usage`, `budget` | the usage of a server, and the memory limit of its tables |
-//! | `channel`, `local` | [`Channel`]: the client's view of a server; a server inside this process |
+//! | `channel`, `local` | [`Channel`]: a client's connection to a server; a server inside this process |
 
 mod budget;
 mod channel;

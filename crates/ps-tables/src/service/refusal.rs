@@ -1,4 +1,4 @@
-//! Rejections of requests by a server, as data that can be sent.
+//! A server's refusals of requests, as data that can be sent.
 
 use crate::Error;
 use serde::{Deserialize, Serialize};
@@ -21,34 +21,33 @@ pub enum RefusalKind {
     Rule,
     /// There is not enough memory for the request.
     NoMemory,
-    /// The server no longer has a record of whether a repeated change was applied.
+    /// The server no longer knows whether a repeated change was applied.
     Expired,
     /// The server could not write a change to its disk, so it does not acknowledge the change.
     Storage,
-    /// The server is busy with the same change, or has too many clients or closures in progress. The client can retry
-    /// the request.
+    /// The server is executing the same change, or has too many clients or closures in progress. The client can retry
+    /// the request later.
     Busy,
     /// The bytes are not a valid request.
     Malformed,
-    /// The responses to the previous requests of a batch are so large that no other response fits. The client can send
-    /// the request separately.
+    /// The responses to earlier requests of a batch are so large that no other response fits. The client can send the
+    /// request separately.
     TooLarge,
-    /// The change belongs to a closure that has ended, or to a job before the current one, because its sender was
-    /// replaced.
+    /// The change belongs to a closure that has ended, or to an earlier job, because its sender was replaced.
     Stale,
-    /// The server has lost tables with acknowledged changes. It exited, and so did the server that replicates it,
-    /// before there were two copies of the tables again. Restart the program and restore the tables from a checkpoint.
+    /// The server has lost tables with acknowledged changes: it and the server that replicates it have exited before
+    /// there were two copies of the tables again. Restart the program and restore the tables from a checkpoint.
     Lost,
-    /// Only the chief may send this request, but another task has sent it.
+    /// Only the chief may make this request, but another task has made it.
     NotAllowed,
 }
 
-/// A server's rejection of a request. Nothing has changed, unless the message says otherwise.
+/// A server's refusal of a request. Nothing has changed, unless the text states otherwise.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {
     /// The kind of the refusal.
     pub kind: RefusalKind,
-    /// The message: the operation, the table, the expected value, and a remedy.
+    /// The text: the operation, the table, the expected value, and a remedy.
     pub text: String,
 }
 

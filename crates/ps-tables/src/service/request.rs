@@ -1,4 +1,4 @@
-//! The requests to a server.
+//! [`Request`]: the requests to a parameter server.
 
 use super::spec::TableSpec;
 use crate::{DynamicState, Error, Origin, Push, Result};
@@ -8,8 +8,8 @@ use std::ops::Range;
 
 /// A request to a parameter server about its tables, as data.
 ///
-/// The rows of a dense table are those of the shard, counted from 0. The rows of a dynamic table are ids. If a variant
-/// does not name its response, the response is [`Response::Done`](super::Response::Done).
+/// Rows of a dense table are indices in its shard, from 0. Rows of a dynamic table are ids. Unless a variant states
+/// otherwise, its response is [`Response::Done`](super::Response::Done).
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Request {
@@ -35,9 +35,9 @@ pub enum Request {
     Read {
         /// The name of the table.
         table: String,
-        /// The version of the value that the client already has; `None` if it has none.
+        /// The version of the value that the client has; `None` if it has none.
         known: Option<super::Version>,
-        /// Whether the client only computes with the value, so that a connection may round it. Otherwise the response
+        /// Whether a connection may round the value, because the client only computes with it. Otherwise the response
         /// is exact.
         may_round: bool,
     },
@@ -52,7 +52,7 @@ pub enum Request {
     Write {
         /// The name of the table.
         table: String,
-        /// The operation that combines the old and new values, such as assignment or addition.
+        /// The operation that combines old and new values, such as assignment or addition.
         how: Write,
         /// The value that is written to the table.
         value: HostTensor,
@@ -61,7 +61,7 @@ pub enum Request {
     WriteRows {
         /// The name of the table.
         table: String,
-        /// The operation that combines the old and new values, such as assignment or addition.
+        /// The operation that combines old and new values, such as assignment or addition.
         how: Write,
         /// The indices of the rows.
         rows: Vec<i64>,
@@ -72,7 +72,7 @@ pub enum Request {
     Push {
         /// The name of the table.
         table: String,
-        /// The options for applying the gradient.
+        /// The step of the gradient, and whether it is checked and counted.
         push: Push,
         /// The gradient of the complete table.
         gradient: HostTensor,
@@ -83,14 +83,14 @@ pub enum Request {
     PushRows {
         /// The name of the table.
         table: String,
-        /// The options for applying the gradient.
+        /// The step of the gradient, and whether it is checked and counted.
         push: Push,
         /// The indices or ids of the rows.
         rows: Vec<i64>,
         /// The gradient, one row for each element of `rows`.
         gradient: HostTensor,
     },
-    /// Reads values and slots of some rows of a dense table, for saving. The response is
+    /// Reads values and slots of a range of rows of a dense table, for saving. The response is
     /// [`Response::State`](super::Response::State).
     StateRows {
         /// The name of the table.
@@ -113,7 +113,7 @@ pub enum Request {
         /// The saved state.
         state: State,
     },
-    /// Evicts rows of a dynamic table that have not been pushed to for too long: see
+    /// Evicts rows of a dynamic table that were not pushed for too long: see
     /// [`DynamicTable::evict`](crate::DynamicTable::evict). The response is
     /// [`Response::Evicted`](super::Response::Evicted).
     Evict {
@@ -122,8 +122,8 @@ pub enum Request {
         /// The current step, from which the age of rows is computed.
         now: u64,
     },
-    /// Removes the rows of a dynamic table whose ids are in an inclusive range but not in a list. The response
-    /// is [`Response::Evicted`](super::Response::Evicted).
+    /// Removes the rows of a dynamic table whose ids are in an inclusive range but not in a list. The response is
+    /// [`Response::Evicted`](super::Response::Evicted).
     Keep {
         /// The name of the table.
         table: String,
@@ -132,11 +132,11 @@ pub enum Request {
         /// The ids whose rows are kept.
         ids: Vec<i64>,
     },
-    /// Applies a change for a closure, unless it was already applied for an earlier execution of the same closure, on
-    /// any worker. The response is that of the change. If the change was already applied, the response contains no
+    /// Applies a change for a closure, unless an earlier execution of the same closure, on any worker, has already
+    /// applied it. The response is that of the change. If the change was already applied, the response contains no
     /// effects.
     ///
-    /// A change that is rejected has not been applied, and is not recorded.
+    /// A change that is refused is not applied, and not recorded.
     Once {
         /// The closure that makes the change.
         origin: Origin,
@@ -145,30 +145,30 @@ pub enum Request {
         /// The change, which must modify the contents of one table.
         change: Box<Request>,
     },
-    /// Begins a job. From then on, changes of closures are only accepted if the closure belongs to this job, unless a
-    /// job with a greater number has begun. The response, [`Response::Job`](super::Response::Job), contains the
-    /// greatest number. Once it is sent, every change of an earlier job either has been applied or never will be. If
-    /// the number is 0, no job begins, and the request only reads the greatest number.
+    /// Begins a job, unless a job with a greater number has begun. From then on, changes by closures of other jobs are
+    /// refused. The response is [`Response::Job`](super::Response::Job), with the greatest number. Once it is sent,
+    /// every change of an earlier job either was applied or never will be. The number 0 begins no job, and only reads
+    /// the greatest number.
     ///
-    /// A coordinator that starts begins a job whose number is greater than all previous ones. Requests of workers that
-    /// still run closures of a previous coordinator are then [rejected](crate::RefusalKind::Stale).
+    /// A coordinator that starts begins a job with a greater number than all earlier ones. Requests of workers that
+    /// still run closures of an earlier coordinator are then [refused](crate::RefusalKind::Stale).
     BeginJob {
         /// The number of the job.
         job: u64,
     },
     /// Reads the rows of a table that have changed since a position in the log. The response is
-    /// [`Response::Changed`](super::Response::Changed). Only a server with a folder supports this. It begins to record
-    /// which rows change with the first such request.
+    /// [`Response::Changed`](super::Response::Changed). This requires a server with a folder, which begins to record
+    /// changed rows at the first such request.
     Changed {
         /// The name of the table.
         table: String,
-        /// The position that the previous response contained; `None` reads all rows.
+        /// The position in the previous response; `None` reads all rows.
         since: Option<super::LogPosition>,
     },
     /// Reads the usage of the server. The response is [`Response::Usage`](super::Response::Usage).
     Usage,
-    /// Executes several requests in the given order. The response is [`Response::Batch`](super::Response::Batch). A
-    /// rejected request does not affect the others.
+    /// Executes several requests in the given order. The response is [`Response::Batch`](super::Response::Batch). The
+    /// refusal of a request does not affect the others.
     Batch(Vec<Request>),
 }
 
@@ -182,26 +182,26 @@ pub enum State {
         first: usize,
         /// The values of the rows.
         values: HostTensor,
-        /// The name of each slot, and its contents.
+        /// The slots by name.
         slots: Vec<(String, HostTensor)>,
     },
     /// Rows of a dynamic table.
     Ids(DynamicState),
-    /// Only the slots of rows of a dense table. Restoring them does not change the values.
+    /// The slots of rows of a dense table. Restoring them does not change the values.
     Slots {
         /// The index of the first row.
         first: usize,
-        /// The name of each slot, and its contents.
+        /// The slots by name.
         slots: Vec<(String, HostTensor)>,
     },
-    /// Only the slots of rows of a dynamic table. An id without a row gets a row with its initial values.
+    /// The slots of rows of a dynamic table. Restoring them gives an id without a row its initial values.
     IdSlots {
         /// The ids of the rows.
         ids: Vec<i64>,
-        /// The name of each slot, with one row of the slot for each id.
+        /// The slots by name, each with one row for each id.
         slots: Vec<(String, HostTensor)>,
     },
-    /// Only the values of rows of a dynamic table. Slots are kept, and new rows get initial slots.
+    /// The values of rows of a dynamic table. Restoring them does not change slots; new rows get initial slots.
     IdValues {
         /// The ids of the rows.
         ids: Vec<i64>,
@@ -261,8 +261,8 @@ impl Request {
         }
     }
 
-    /// Checks that the request is valid: a batch contains no batch, and a change for a closure changes one
-    /// table.
+    /// Checks that the request is valid: a batch contains no batch, and a change by a closure concerns the contents of
+    /// one table.
     ///
     /// # Errors
     /// - [`Error::NestedBatch`]: a batch contains a batch.
@@ -281,7 +281,7 @@ impl Request {
     }
 
     /// Returns whether the request can be executed [once](Self::Once) for a closure, because it changes the contents of
-    /// one table. Creating a table, setting its rule and removing it are idempotent, so they need no such protection.
+    /// one table. Creating or removing a table and setting its rule are idempotent, so they need no such protection.
     pub fn can_be_exactly_once(&self) -> bool {
         match self {
             Self::Write { .. }
@@ -307,7 +307,7 @@ impl Request {
         }
     }
 
-    /// Returns whether the request changes the server's state. A batch does if one of its requests does.
+    /// Returns whether the request may change the server's state. A batch does if one of its requests does.
     pub fn is_change(&self) -> bool {
         match self {
             Self::List
@@ -333,7 +333,7 @@ impl Request {
         }
     }
 
-    /// Returns a text with the operation and the table, for errors.
+    /// Describes the request for errors: its operation and its table.
     pub fn describe(&self) -> String {
         match (self, self.table()) {
             (Self::Batch(all), _) => match &all[..] {

@@ -1,4 +1,4 @@
-//! The responses of a server.
+//! [`Response`]: the responses of a parameter server.
 
 use super::refusal::Refusal;
 use super::request::{Request, State};
@@ -27,12 +27,12 @@ pub enum Response {
     Unchanged,
     /// The requested rows.
     Rows(HostTensor),
-    /// The effects of a gradient of rows. All counts are 0 for a dense table, whose rows are fixed, and for a push that
-    /// was already applied.
+    /// The numbers of rows that a gradient has updated, created and evicted. All are 0 for a dense table, whose rows
+    /// are fixed, and for a push that was already applied.
     Pushed(PushResult),
-    /// Rows with their slots.
+    /// Rows and their slots.
     State(State),
-    /// Rows were restored, except for those that exceed the maximum number of rows of a dynamic table.
+    /// Rows were restored, except those beyond the maximum number of rows of a dynamic table.
     Restored {
         /// The number of rows that were not restored.
         left_out: usize,
@@ -44,7 +44,7 @@ pub enum Response {
         /// The number of the job; 0 if there is none.
         newest: u64,
     },
-    /// The tables of the server, and the use of their rows.
+    /// The usage of the server.
     Usage(Usage),
     /// The rows that have changed.
     Changed(ChangedRows),
@@ -52,23 +52,23 @@ pub enum Response {
     Batch(Vec<Result<Response, Refusal>>),
 }
 
-/// A version of the value of a table.
+/// A version of a table's value.
 ///
-/// If two reads return the same version, no write was completed between them. A value may already contain a part of a
-/// write in progress, which is not yet counted. If a table is created again, by another client or after a restart of
-/// its server, its versions differ from all previous ones.
+/// If two reads return the same version, no write was completed between them. A value may contain part of a write in
+/// progress, which is not counted yet. A table that is created again, by another client or after a restart of its
+/// server, has versions that differ from all earlier ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Version {
     /// A number that distinguishes the table from all others with the same name.
     pub created: u64,
-    /// The number of writes to the table.
+    /// The number of completed writes to the table.
     pub writes: u64,
 }
 
-/// A position in the log of a server: the changes before it are included in a response or a file.
+/// A position in the log of a server: a response or a file includes the changes before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LogPosition {
-    /// A number that distinguishes the log from others, and from itself after changes were lost.
+    /// A number that distinguishes the log from other logs, and from itself before changes were lost.
     pub history: u64,
     /// The number of the first change that is not included.
     pub next: u64,
@@ -77,15 +77,15 @@ pub struct LogPosition {
 /// The rows of a table that have changed since a position in the log.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChangedRows {
-    /// The position in the log: the values include all changes before it, and no others.
+    /// The position in the log: the values include exactly the changes before it.
     pub position: LogPosition,
-    /// Whether these are all rows of the table. This is the case if no position was given, or if the server cannot
-    /// determine what has changed since then.
+    /// Whether these are all rows of the table, because no position was given, or because the server does not know what
+    /// has changed since then.
     pub complete: bool,
     /// The indices or ids of the rows, in ascending order.
     pub rows: Vec<i64>,
-    /// The number of the last change of each row. For a row without a record, which only a complete response contains,
-    /// it is one less than the number from which on changes are recorded.
+    /// The number of the last change of each row. For a row whose changes were not recorded, it is the last number
+    /// before recording began. Only a complete response contains such rows.
     pub numbers: Vec<u64>,
     /// The values, one row for each element of `rows`.
     pub values: HostTensor,
@@ -94,13 +94,13 @@ pub struct ChangedRows {
 /// A value with its version: see [`Versioned`](crate::Versioned).
 #[derive(Clone, Debug, PartialEq)]
 pub struct VersionedValue {
-    /// The version at the time of reading: the value includes all writes up to this version.
+    /// The version when the value was read. The value includes all writes up to this version.
     pub version: Version,
-    /// The value that has this version.
+    /// The value as of this version.
     pub value: HostTensor,
 }
 
-/// A table of a server.
+/// The properties of a table on a server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TableInfo {
     /// The name of the table.
@@ -114,7 +114,8 @@ pub struct TableInfo {
     pub dtype: DType,
     /// The number of rows.
     pub rows: usize,
-    /// The number of parts in which a dynamic table is saved; 0 for a dense table, which is saved in ranges of rows.
+    /// The number of parts in which a dynamic table is saved. It is 0 for a dense table, which is saved in ranges of
+    /// rows.
     pub parts: usize,
     /// The size in bytes: see [`Table::bytes`](crate::Table::bytes) and
     /// [`DynamicTable::bytes`](crate::DynamicTable::bytes).
@@ -133,8 +134,8 @@ pub enum TableKind {
 }
 
 impl Response {
-    /// Returns the response to a change that was already applied, or that another client applies. It contains no
-    /// effects, because these are unknown here.
+    /// Returns the response to a change that was already applied, possibly on behalf of another client. Its effects are
+    /// unknown here, so the response contains none.
     #[doc(hidden)]
     pub fn repeated(change: &Request) -> Self {
         match change {

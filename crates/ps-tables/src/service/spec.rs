@@ -7,12 +7,12 @@ use distribute_tensor::{DType, HostTensor, codec, random::mix};
 /// The maximum length of the name of a table, in bytes.
 const MAX_NAME: usize = 4096;
 
-/// The name of the table in which a server stores its [`Layout`](crate::Layout). Because it is an ordinary table, logs,
+/// The name of the table in which a server stores its [`Layout`](crate::Layout). It is an ordinary table, so logs,
 /// snapshots and replicas contain it.
 pub const LAYOUT_TABLE: &str = "~layout";
 
-/// The specification of a table of a server. Creating a table again with the same specification does nothing, and with
-/// a different one it is an error.
+/// The specification of a table on a server. Creating a table again does nothing if the specification is the same, and
+/// is an error otherwise.
 ///
 /// ```
 /// use distribute_optim::{Adam, RuleSpec};
@@ -32,7 +32,7 @@ pub struct TableSpec {
     /// [`Request::SetRule`](crate::Request::SetRule).
     pub rule: Option<RuleSpec>,
     /// The rounding with which `float32` values are stored in bf16, in half of the memory; `None` if they are stored in
-    /// their dtype. Slots and gradients stay `float32`, and so do values for clients.
+    /// their dtype. Slots, gradients and the values for clients remain `float32`.
     pub rounding: Option<StochasticRounding>,
 }
 
@@ -41,8 +41,7 @@ pub struct TableSpec {
 pub enum Contents {
     /// The given values.
     Values(HostTensor),
-    /// A shard of a variable. Its values are those of the shard's rows in the complete variable: see
-    /// [`Table::initialized`].
+    /// A shard of a variable. Its values are those of its rows in the complete variable: see [`Table::initialized`].
     Initialized {
         /// The shape of the complete variable.
         shape: Vec<usize>,
@@ -63,12 +62,12 @@ pub enum Contents {
         dtype: DType,
         /// The initial values of new rows.
         initializer: Initializer,
-        /// The admission and eviction settings.
+        /// The settings for creating and evicting rows.
         options: DynamicOptions,
     },
 }
 
-/// A table of any kind.
+/// A dense or dynamic table.
 #[derive(Debug)]
 pub(super) enum AnyTable {
     Dense(Table),
@@ -76,7 +75,7 @@ pub(super) enum AnyTable {
 }
 
 impl Contents {
-    /// Returns the shape of a row; it is empty for a scalar.
+    /// Returns the shape of a row, which is empty for a scalar.
     pub(crate) fn row_shape(&self) -> &[usize] {
         match self {
             Contents::Values(values) => values.dims().get(1..).unwrap_or_default(),
@@ -97,13 +96,13 @@ impl TableSpec {
         Self { rule: Some(rule), ..self }
     }
 
-    /// Stores `float32` values in bf16, rounded by `rounding`. The random bits depend on the number of the row in the
-    /// variable; [given values](Contents::Values) are numbered from 0, as those of a complete variable.
+    /// Stores `float32` values in bf16, rounded by `rounding`. The random bits depend on the index of the row in the
+    /// variable. [Given values](Contents::Values) are treated as a complete variable, whose rows are numbered from 0.
     pub fn rounding(self, rounding: StochasticRounding) -> Self {
         Self { rounding: Some(rounding), ..self }
     }
 
-    /// Checks the length of the name, and creates the table.
+    /// Creates the table, after checking the length of its name.
     pub(super) fn create(&self) -> Result<AnyTable> {
         if self.name.is_empty() || self.name.len() > MAX_NAME {
             return Err(Error::TableName { length: self.name.len(), limit: MAX_NAME });
@@ -131,7 +130,7 @@ impl TableSpec {
         Ok(table)
     }
 
-    /// Returns a hash of the specification, including the values.
+    /// Returns a hash of the specification, including given values.
     pub(super) fn fingerprint(&self) -> u64 {
         let text = match &self.contents {
             Contents::Values(values) => values.describe(),
@@ -148,7 +147,7 @@ impl TableSpec {
         hash
     }
 
-    /// Returns a text with the dtype, the shape and the rule.
+    /// Describes the table for errors: its dtype, shape and rule.
     pub(super) fn describe(&self) -> String {
         let table = match &self.contents {
             Contents::Values(values) => values.describe(),

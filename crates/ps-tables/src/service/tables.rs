@@ -1,4 +1,4 @@
-//! All tables of one server.
+//! [`Tables`]: all tables of one server.
 
 use super::budget::Budget;
 use super::entry::Entry;
@@ -17,16 +17,16 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The number of low-order bits of a job's number, which are random. The other bits count jobs, continuing from the
-/// greatest number on any server.
+/// The number of low-order bits of a job's number, which are random. The other bits count jobs.
 const JOB_RANDOM_BITS: u32 = 32;
 
-/// The maximum number of jobs that may have begun on other servers since the last one on this server.
+/// The maximum number of jobs by which a new job may be ahead of this server's latest one, because they have begun only
+/// on other servers.
 const MAX_JOB_DISTANCE: u64 = 1 << 16;
 
-/// The tables of one parameter server, by name. This is the implementation of the server, without a socket.
+/// The tables of one parameter server, by name. They execute the server's requests, without a socket.
 ///
-/// Any number of threads may send requests at the same time. Each request is executed on the calling thread.
+/// Any number of threads may make requests at the same time. Each request is executed on the calling thread.
 ///
 /// ```
 /// use distribute_ps_tables::{Request, Response, TableSpec, Tables};
@@ -43,10 +43,9 @@ const MAX_JOB_DISTANCE: u64 = 1 << 16;
 #[derive(Debug)]
 pub struct Tables {
     pub(super) all: RwLock<BTreeMap<String, Arc<Entry>>>,
-    /// The next [`Version::created`]. It starts at a random number, so that it differs from the numbers of all other
-    /// processes.
+    /// The next [`Version::created`]. It starts at a random number, so that it differs from those of other processes.
     created: AtomicU64,
-    /// The greatest number of a job that has begun. It is only changed while `all` is locked.
+    /// The greatest number of a job that has begun. It changes only while `all` is locked.
     job: AtomicU64,
     counters: Counters,
     pub(super) budget: Budget,
@@ -76,7 +75,7 @@ impl Tables {
     /// - [`Error::JobTooGreat`]: the number of a job is much greater than that of the latest job.
     /// - The errors of [`check`](Self::check), of creating a table, and of the table's operation.
     ///
-    /// After an error nothing has changed.
+    /// If this fails, nothing has changed.
     pub fn handle(&self, request: &Request) -> Result<Response> {
         self.check(request)?;
         self.execute(request)
@@ -128,8 +127,8 @@ impl Tables {
         }
     }
 
-    /// Returns rows of a table and their values: all rows, or those of `rows` that exist, in ascending order. Servers
-    /// that record which rows change use it.
+    /// Returns rows of a table and their values, in ascending order: all rows, or those among `rows` that exist.
+    /// Servers use this to send changed rows.
     ///
     /// # Errors
     /// - [`Error::NoSuchTable`]: there is no table with this name.
@@ -138,8 +137,8 @@ impl Tables {
         self.entry("changed", table)?.existing(rows)
     }
 
-    /// Returns those of `rows` that exist in a table; all of them if the table is dense, and none if there is no such
-    /// table.
+    /// Returns those of `rows` that exist in a table. Returns all of them if the table is dense, and none if there is
+    /// no such table.
     pub fn existing_rows(&self, table: &str, rows: Vec<i64>) -> Vec<i64> {
         self.find(table).map(|entry| entry.existing_rows(Some(rows))).unwrap_or_default()
     }
@@ -162,13 +161,13 @@ impl Tables {
         self.job.load(Ordering::Acquire)
     }
 
-    /// Restores the greatest number of a job that has begun. Does nothing if it is not greater than the current one.
+    /// Restores the greatest number of a job that has begun, unless the current one is greater.
     pub fn restore_job(&self, job: u64) {
         self.begin_job(job);
     }
 
-    /// Returns a number for the job after `newest`. Its lower 32 bits are those of `random`, so
-    /// that two programs that begin a job at the same time get different numbers.
+    /// Returns a number for the job after `newest`. Its lower 32 bits are those of `random`, so that two programs that
+    /// begin a job at the same time get different numbers.
     pub fn job_after(newest: u64, random: u64) -> u64 {
         let turn = (newest >> JOB_RANDOM_BITS).saturating_add(1).min(u64::MAX >> JOB_RANDOM_BITS);
         turn << JOB_RANDOM_BITS | random & ((1 << JOB_RANDOM_BITS) - 1)
@@ -192,8 +191,7 @@ impl Tables {
     }
 
     /// Returns the usage: the tables, except that of the layout, and the numbers of rows that were read and pushed
-    /// since this set of tables was created. The fields about folders and copies have their default values; a server
-    /// sets them.
+    /// since this value was created. The fields about folders and copies have default values, which a server replaces.
     pub fn usage(&self) -> Usage {
         let all: Vec<_> = self.all.read().values().cloned().collect();
         let infos: Vec<_> =
@@ -225,7 +223,8 @@ impl Tables {
         self.all.read().keys().cloned().collect()
     }
 
-    /// Returns an image of a table; `None` if there is no such table. Concurrent changes may or may not be included.
+    /// Returns an image of a table; `None` if there is no such table. The image may or may not include concurrent
+    /// changes.
     ///
     /// # Errors
     /// - [`Error::NoMemory`]: there is not enough memory for the image.
@@ -234,8 +233,8 @@ impl Tables {
         entry.map(|entry| entry.image()).transpose()
     }
 
-    /// Restores a table from an image, and replaces the table with the same name, if there is one. The restored table
-    /// gets a new [version](super::Version::created).
+    /// Restores a table from an image, replacing an existing table of the same name. The restored table gets a new
+    /// [version](super::Version::created).
     ///
     /// # Errors
     /// Returns the errors of creating a table and of restoring it.

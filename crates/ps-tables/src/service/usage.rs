@@ -6,42 +6,41 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The tables of a parameter server, and the numbers of rows that were read and pushed since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
-    /// The number of tables, without the table of the layout.
+    /// The number of tables, without the one that stores the layout.
     pub tables: u64,
     /// The number of rows of all tables.
     pub rows: u64,
     /// The size of the tables in bytes: see [`TableInfo::bytes`](crate::TableInfo::bytes).
     pub bytes: u64,
-    /// The number of rows that were read by their ids; a row that is read twice counts twice.
+    /// The number of rows that were read individually; a row that is read twice counts twice.
     pub rows_read: u64,
-    /// The number of rows in the gradients of rows that were pushed; gradients of complete tables are not counted.
+    /// The number of rows in pushed gradients of rows; gradients of complete tables do not count.
     pub rows_pushed: u64,
     /// Whether the server keeps its tables in a folder.
     pub has_folder: bool,
-    /// The number of copies of its tables.
+    /// The number of copies of the server's tables.
     pub copies: Copies,
     /// The number of other servers of which this server has a complete copy.
     pub follows: u64,
 }
 
-/// The number of copies of a server's tables. There are two if another server replicates it, except while the replica
-/// is incomplete.
+/// The number of copies of a server's tables. There are two if another server replicates this one and its replica is
+/// complete.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Copies {
-    /// One copy: no server replicates this one.
+    /// One copy, because no server replicates this one.
     #[default]
     One,
     /// The server has started, and has not yet reached its replica, which may have a copy of the tables.
     Starting,
-    /// One copy, because the replica is unavailable or is still receiving its copy. Changes wait until the copy is
-    /// complete.
+    /// One copy, because the replica is unavailable or still being transferred. Changes wait until it is complete.
     Alone,
     /// Two copies.
     Two,
 }
 
-/// The number of rows that were read, and the number of gradient rows that were pushed.
+/// Counters of the rows that were read, and of the rows in pushed gradients.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub read: AtomicU64,

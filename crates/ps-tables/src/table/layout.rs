@@ -1,19 +1,19 @@
-//! The assignment of rows to locks.
+//! The assignment of a table's rows to locks, as a pure function.
 
 use std::ops::Range;
 
-/// The maximum number of locks of a table. It is large enough that threads rarely wait for each other, and small enough
-/// that a batch of a thousand rows has several rows for each lock.
+/// The maximum number of locks of a table. With this number, threads rarely wait for each other, and a batch of a
+/// thousand rows still has several rows for each lock.
 const STRIPES: usize = 128;
 
-/// The target size of a range in bytes, unless a row is larger. It is two pages, so that complete tables are read and
-/// written in long runs.
+/// The target size of a range in bytes, which is exceeded if a row is larger. It is two pages, so that complete tables
+/// are read and written in long runs.
 const RANGE_BYTES: usize = 8 << 10;
 
-/// The rows of a table, split into ranges that are assigned to *stripes* round-robin. Each stripe has one lock.
+/// The rows of a table, split into ranges that are assigned in turn to *stripes*. Each stripe has one lock.
 ///
-/// The most frequently requested rows are often the first ones. If each stripe were one contiguous range, all threads
-/// would wait for the lock of the first stripe.
+/// The most frequently used rows are often the first ones. If each stripe were one contiguous range, all threads would
+/// wait for the lock of the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     rows: usize,
@@ -23,7 +23,7 @@ pub(super) struct Layout {
     stripes: u32,
 }
 
-/// A range of rows: their indices in the table, and in their stripe.
+/// A range of rows: the indices in the table, and those in its stripe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct StripeRange {
     pub(super) rows: Range<usize>,
@@ -55,7 +55,7 @@ impl Layout {
         row >> (self.range + self.stripes) << self.range | row & ((1 << self.range) - 1)
     }
 
-    /// Returns the row that is at an index of a stripe.
+    /// Returns the row at index `local` of a stripe.
     pub(super) fn row(&self, stripe: usize, local: usize) -> usize {
         let ranges = local >> self.range << (self.range + self.stripes);
         ranges | stripe << self.range | local & ((1 << self.range) - 1)
@@ -73,7 +73,7 @@ impl Layout {
         self.stripe_ranges_within(stripe, &(0..self.rows))
     }
 
-    /// Returns the ranges of a stripe that contain some of the given rows, in ascending order.
+    /// Returns the ranges of a stripe that contain any of the given rows, in ascending order.
     pub(super) fn stripe_ranges_within(
         &self,
         stripe: usize,

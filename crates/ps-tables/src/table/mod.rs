@@ -1,4 +1,4 @@
-//! The rows of one variable, or of one shard of it, on one server, with the slots next to them.
+//! [`Table`]: the rows of a variable or of one shard of it on a server, and their slots.
 //!
 //! | module | contents |
 //! |---|---|
@@ -41,10 +41,10 @@ use values::Values;
 
 /// A variable, or a shard of one, on its server: the values, and the slots of the rule that updates them.
 ///
-/// Any number of threads may call methods at the same time. Operations on the complete variable ([`read`](Table::read),
+/// Any number of threads may call methods at the same time. Operations on the complete table ([`read`](Table::read),
 /// [`write`](Table::write), [`push`](Table::push)) are atomic with respect to each other. Operations on rows are atomic
-/// for each row. If two of them share several rows, their order may differ between rows, as in TensorFlow. An operation
-/// on the complete variable may observe an operation on rows that is only partly done.
+/// for each row. Two of them that share several rows may happen in different orders for different rows, as in
+/// TensorFlow. An operation on the complete table may see an operation on rows that is only partly done.
 ///
 /// An operation that returns an error has changed nothing.
 ///
@@ -69,17 +69,17 @@ pub struct Table {
     shape: Vec<usize>,
     dtype: DType,
     stripes: Stripes,
-    /// The rounding of values that are stored in bf16; `None` if they are stored in the dtype.
+    /// The storage of values in bf16; `None` if they are stored in the table's dtype.
     halves: Option<Halves>,
     /// The number of writes to the table. It is incremented after each write, before the write returns.
     version: AtomicU64,
     rule: OnceLock<Bound>,
-    /// The number of the last counted step, shared by all workers.
+    /// The number of the last counted step of all workers.
     pub(crate) steps: Steps,
 }
 
 impl Table {
-    /// Creates a table with the given values. A scalar is treated as one row of one element.
+    /// Creates a table with the given values. A scalar counts as one row of one element.
     ///
     /// # Errors
     /// - [`Error::NoMemory`]: the table does not fit into memory.
@@ -91,7 +91,7 @@ impl Table {
     ///
     /// # Errors
     /// Returns the errors of [`new`](Self::new), and:
-    /// - [`Error::UnsupportedDType`]: the values are to be stored in bf16, and are not `float32`.
+    /// - [`Error::UnsupportedDType`]: `halves` is given, but the values are not `float32`.
     pub(crate) fn stored(name: String, value: HostTensor, halves: Option<Halves>) -> Result<Self> {
         let (shape, dtype) = (value.dims().to_vec(), value.dtype());
         Self::build(name, (shape, dtype), halves, |layout, width| {
@@ -108,8 +108,8 @@ impl Table {
         })
     }
 
-    /// Creates a shard of a variable of shape `shape`. Its values are those that `initializer` defines for its rows,
-    /// independently of the partition.
+    /// Creates a shard of a variable of shape `shape`. `initializer` defines the values of its rows, independently of
+    /// the partition. `place` is the partition, and the index of the shard.
     ///
     /// # Errors
     /// - [`Error::PartitionRows`]: the partition has a different number of rows.
@@ -126,11 +126,12 @@ impl Table {
         Self::initialized_in(name.into(), (shape, dtype), initializer, place, None)
     }
 
-    /// Acts like [`initialized`](Self::initialized). If `rounding` is given, the values are stored in bf16.
+    /// Equivalent to [`initialized`](Self::initialized), except that the values are stored in bf16 if `rounding` is
+    /// given.
     ///
     /// # Errors
     /// Returns the errors of [`initialized`](Self::initialized), and:
-    /// - [`Error::UnsupportedDType`]: the values are to be stored in bf16, and are not `float32`.
+    /// - [`Error::UnsupportedDType`]: `rounding` is given, but the dtype is not `float32`.
     pub(crate) fn initialized_in(
         name: String,
         (shape, dtype): (&[usize], DType),
@@ -202,7 +203,7 @@ impl Table {
         })
     }
 
-    /// Checks that there is memory for `elements` additional elements.
+    /// Checks that there is memory for `elements` more elements.
     fn require_memory(&self, elements: usize) -> Result<()> {
         let bytes = self.dtype.bytes().unwrap_or(std::mem::size_of::<Vec<u8>>());
         if elements.checked_mul(bytes).is_some_and(has_memory) {
@@ -211,12 +212,12 @@ impl Table {
         Err(Error::NoMemory { table: self.name.clone(), shape: self.shape.clone(), dtype: self.dtype })
     }
 
-    /// Returns the name, as used in errors.
+    /// Returns the name of the table, which errors contain.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Returns the shape.
+    /// Returns the shape of the table.
     pub fn dims(&self) -> &[usize] {
         &self.shape
     }
@@ -226,7 +227,7 @@ impl Table {
         self.dtype
     }
 
-    /// Returns the rounding of values that are stored in bf16; `None` if they are stored in the dtype.
+    /// Returns the storage of values in bf16; `None` if they are stored in the table's dtype.
     pub(crate) fn halves(&self) -> Option<Halves> {
         self.halves
     }
@@ -237,15 +238,14 @@ impl Table {
     }
 
     /// Returns the number of completed operations that may have changed values, such as writes and pushes. If the
-    /// number has not changed, no such operation has been completed; one in progress may already have changed some
-    /// values.
+    /// number is unchanged, no such operation was completed, but one in progress may already have changed some values.
     ///
-    /// If the table is created again, for example after a restart of its server, the count starts again at zero.
+    /// A table that is created again, for example after a restart of its server, counts from zero.
     pub fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
     }
 
-    /// Increments the version after a change, so that [`read_if_changed`](Self::read_if_changed) notices the change.
+    /// Counts a completed change, so that [`read_if_changed`](Self::read_if_changed) notices it.
     fn changed(&self) {
         self.version.fetch_add(1, Ordering::Release);
     }
@@ -260,8 +260,8 @@ impl Table {
         bytes
     }
 
-    /// Returns the size of values and slots in bytes, including the contents of strings and slots that the first update
-    /// creates.
+    /// Returns the size of values and slots in bytes, including the contents of strings, and slots that the first
+    /// update will create.
     pub(crate) fn taken(&self) -> usize {
         let slots = self.rule.get().map_or(0, |bound| self.bytes_of_slots(&bound.slots));
         let mut texts = 0;
@@ -277,12 +277,12 @@ impl Table {
         values.saturating_add(slots).saturating_add(texts)
     }
 
-    /// Returns the size in bytes of `rows` rows in the dtype. A row without elements is treated as one byte.
+    /// Returns the size in bytes of `rows` rows. A row without elements counts as one byte.
     pub(crate) fn bytes_of_rows(&self, rows: usize) -> usize {
         self.bytes_of_width(self.width(), rows)
     }
 
-    /// Returns the size of slots in bytes.
+    /// Returns the size in bytes of the given slots for all rows.
     pub(crate) fn bytes_of_slots(&self, slots: &[SlotSpec]) -> usize {
         let of = |slot| self.bytes_of_width(slot_width(slot, self.width()), self.rows());
         slots.iter().map(of).fold(0, usize::saturating_add)
@@ -299,13 +299,13 @@ impl Table {
     }
 }
 
-/// Returns the size of a stored element in bytes.
+/// Returns the size in bytes of an element as it is stored.
 pub(crate) fn stored_bytes(dtype: DType, in_halves: bool) -> usize {
     if in_halves { 2 } else { dtype.bytes().unwrap_or(size_of::<Vec<u8>>()) }
 }
 
-/// Returns whether `bytes` bytes can be allocated. A failed allocation would abort the process, so this function is
-/// called before each large allocation.
+/// Returns whether `bytes` bytes can be allocated. Check this before each large allocation, because a failed one would
+/// abort the process.
 fn has_memory(bytes: usize) -> bool {
     Vec::<u8>::new().try_reserve_exact(bytes).is_ok()
 }

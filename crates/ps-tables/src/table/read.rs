@@ -10,13 +10,13 @@ use distribute_optim::SlotSpec;
 use distribute_tensor::dtype::Buffer;
 use distribute_tensor::{Element, HostTensor, with_buffer};
 
-/// A value with its version.
+/// A value of a table, with its version.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Versioned {
     /// The version of the table before the value was read. The value includes all writes up to this version, and
-    /// perhaps some later ones.
+    /// perhaps parts of later ones.
     pub version: u64,
-    /// The value that was read.
+    /// The value of the complete table.
     pub value: HostTensor,
 }
 
@@ -34,7 +34,7 @@ impl Table {
         Ok(Versioned { version, value: whole.finish()? })
     }
 
-    /// Reads the complete table, or returns `None` if its version is still `known`.
+    /// Reads the complete table; returns `None` if its version is still `known`.
     ///
     /// # Errors
     /// Returns the errors of [`read`](Self::read).
@@ -42,7 +42,8 @@ impl Table {
         if self.version() == known { Ok(None) } else { self.read().map(Some) }
     }
 
-    /// Returns the given rows, in the given order; a row may occur more than once. A scalar has row 0, of shape `[]`.
+    /// Returns the given rows, in the given order; a row may occur more than once. The only row of a scalar has index 0
+    /// and shape `[]`.
     ///
     /// # Errors
     /// - [`Error::Row`](crate::Error::Row): the table does not contain one of the rows.
@@ -81,7 +82,7 @@ impl Table {
 }
 
 impl Table {
-    /// Converts the given rows, which are stored in bf16, to `f32`.
+    /// Writes the given rows, which are stored in bf16, to `out` as `f32`.
     fn fill_from_halves(&self, rows: &[usize], out: &mut [f32]) {
         let (layout, width) = (self.stripes.layout, self.width());
         for (stripe, positions) in self.stripes.by_stripe(rows).each() {
@@ -95,7 +96,7 @@ impl Table {
     }
 }
 
-/// A buffer for all rows, which is filled from the buffers of the stripes.
+/// A buffer for all rows of a table, which is filled stripe by stripe.
 pub(super) struct WholeBuffer {
     shape: Vec<usize>,
     width: usize,
@@ -107,7 +108,7 @@ impl WholeBuffer {
         Self::of_shape(table, table.shape.clone(), table.width())
     }
 
-    /// Creates the buffer of a slot.
+    /// Creates a buffer for a slot of all rows.
     pub(super) fn of_slot(table: &Table, slot: &SlotSpec) -> Result<Self> {
         Self::of_shape(table, slot.shape.dims(&table.shape), slot_width(slot, table.width()))
     }
@@ -131,7 +132,7 @@ impl WholeBuffer {
         }
     }
 
-    /// Copies the elements of a slot.
+    /// Copies the elements of a slot from a stripe.
     pub(super) fn put(&mut self, from: &Buffer, stripe_ranges: &mut dyn Iterator<Item = StripeRange>) {
         let width = self.width;
         for StripeRange { rows, local } in stripe_ranges {

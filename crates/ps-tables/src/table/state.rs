@@ -1,4 +1,4 @@
-//! Saving and restoring a table: consistent values and slots.
+//! Saving and restoring the values and slots of a table consistently.
 
 use super::Table;
 use super::layout::StripeRange;
@@ -19,13 +19,13 @@ pub struct TableState {
     pub version: u64,
     /// The values of the rows.
     pub values: HostTensor,
-    /// The name and contents of each slot of the table's rule. The contents have the
-    /// [shape](distribute_optim::SlotSpec::shape) of the slot.
+    /// The slots of the table's rule by name. The contents have the [shape](distribute_optim::SlotSpec::shape) of the
+    /// slot.
     pub slots: Vec<(String, HostTensor)>,
 }
 
 impl Table {
-    /// Returns all values and slots as they are between two pushes to the complete table.
+    /// Returns all values and slots, in a state between two pushes to the complete table.
     ///
     /// # Errors
     /// - [`Error::NoMemory`]: there is not enough memory for the result.
@@ -62,7 +62,7 @@ impl Table {
     /// - [`Error::Slots`]: the slots are not those of the table's rule, which [`set_rule`](Table::set_rule)
     ///   must set first.
     ///
-    /// After an error nothing has changed.
+    /// If this fails, nothing has changed.
     pub fn restore(&self, values: &HostTensor, slots: &[(String, HostTensor)]) -> Result<()> {
         const OPERATION: &str = "restore";
         self.check_whole(OPERATION, values)?;
@@ -83,8 +83,8 @@ impl Table {
         done
     }
 
-    /// Returns values and slots of a range of rows, for tables that are too large to be copied at once. The state of
-    /// each row is that between two operations on the row. A scalar has one row, whose index is 0.
+    /// Returns values and slots of a range of rows, for tables that are too large to copy at once. Each row is in a
+    /// state between two operations on the row. The only row of a scalar has index 0.
     ///
     /// # Errors
     /// - [`Error::Row`]: the table does not contain all of these rows.
@@ -127,7 +127,7 @@ impl Table {
         Ok(TableState { version, values, slots: named.collect::<Result<_>>()? })
     }
 
-    /// Restores values and slots of consecutive rows, beginning with row `first`, and keeps the other rows.
+    /// Restores values and slots of consecutive rows, beginning with row `first`. Other rows do not change.
     ///
     /// # Errors
     /// Returns the errors of [`restore`](Self::restore), and:
@@ -146,8 +146,8 @@ impl Table {
         self.put_rows(&rows, Some(values), &sorted)
     }
 
-    /// Restores slots of consecutive rows, beginning with row `first`. Values are kept, including concurrent changes by
-    /// other threads. Does nothing if the rule has no slots.
+    /// Restores slots of consecutive rows, beginning with row `first`, without changing values, which other threads may
+    /// change concurrently. Does nothing if the rule has no slots.
     ///
     /// # Errors
     /// Returns the errors of [`restore_rows`](Self::restore_rows).
@@ -160,8 +160,7 @@ impl Table {
         self.put_rows(&rows, None, &sorted)
     }
 
-    /// Returns the range of rows that a tensor covers if its first row is row `first`, and the shape that the tensor
-    /// must have.
+    /// Returns the range of rows from `first` on that a tensor covers, and the shape that the tensor must have.
     fn row_range(
         &self,
         operation: &'static str,
@@ -210,7 +209,7 @@ impl Table {
         done
     }
 
-    /// Checks the shapes and dtypes of the slots of rows that have the given shape.
+    /// Checks the shapes and dtypes of slots, for rows of values with the given shape.
     fn check_slots(
         &self,
         operation: &'static str,
@@ -222,7 +221,7 @@ impl Table {
         all.try_for_each(|(spec, slot)| self.check(operation, &spec.shape.dims(shape), slot))
     }
 
-    /// Returns the specifications of the rule's slots, and the given slots in their order.
+    /// Returns the specifications of the rule's slots, and the given slots in the same order.
     fn sorted<'a>(&self, slots: &'a [(String, HostTensor)]) -> Result<(&[SlotSpec], Vec<&'a HostTensor>)> {
         let specs = self.rule.get().map_or(&[][..], |bound| &bound.slots);
         let of = |name: &str| slots.iter().find(|(found, _)| found == name).map(|(_, slot)| slot);
@@ -245,8 +244,8 @@ impl Table {
     }
 }
 
-/// Returns the part of a stripe's range that is in `rows`: its indices in the stripe, and its indices relative to the
-/// start of `rows`. Returns `None` if there is no such part.
+/// Returns the part of a stripe's range that is in `rows`: its indices in the stripe, and those relative to the start
+/// of `rows`. Returns `None` if there is no such part.
 fn within(stripe_range: &StripeRange, rows: &Range<usize>) -> Option<(Range<usize>, Range<usize>)> {
     let (start, end) = (stripe_range.rows.start.max(rows.start), stripe_range.rows.end.min(rows.end));
     let local = stripe_range.local.start + start.checked_sub(stripe_range.rows.start)?;

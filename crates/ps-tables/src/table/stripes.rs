@@ -1,4 +1,4 @@
-//! The memory of a table, and its locks.
+//! The memory of a table, divided into stripes with a lock each.
 
 // - **INV-50** Two operations on all of a table have the same order for every row: a thread that goes through its
 //   locks acquires the next one before it releases one. A thread that needs rows holds one lock at a time. Tests:
@@ -13,12 +13,12 @@ use distribute_tensor::dtype::Buffer;
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::ops::Range;
 
-/// The rows that are protected by one lock, and their slots.
+/// The values and slots of the rows that share a lock.
 #[derive(Debug)]
 pub(super) struct Stripe {
     pub(super) values: Values,
-    /// The slots, each with a fixed number of elements for each row. There are none before the first
-    /// update or restoration.
+    /// The slots, each with a fixed number of elements for each row. They are created at the first update or
+    /// restoration.
     pub(super) slots: Vec<Buffer>,
     rows: usize,
 }
@@ -33,14 +33,13 @@ impl Stripe {
     }
 }
 
-/// Returns the number of elements of a slot that belong to a row of `width` elements. Tables refuse rules with slots
-/// that do not belong to rows.
+/// Returns the number of elements of a slot for a row of `width` elements. Tables reject rules with slots that do not
+/// belong to rows.
 pub(crate) fn slot_width(slot: &SlotSpec, width: usize) -> usize {
     slot.shape.per_row(width).unwrap_or(width)
 }
 
-/// Returns a buffer with `len` elements of a slot, which have its initial value. For dtypes that cannot be trained, it
-/// is filled with zeros.
+/// Returns `len` elements of a slot with its initial value, or zeros if the dtype cannot be trained.
 pub(super) fn initial(slot: &SlotSpec, dtype: DType, len: usize) -> Buffer {
     match dtype {
         DType::F32 => Buffer::F32(vec![slot.initial as f32; len]),
@@ -52,8 +51,8 @@ pub(super) fn initial(slot: &SlotSpec, dtype: DType, len: usize) -> Buffer {
 /// All stripes of a table.
 ///
 /// Operations on single rows lock one stripe after another, and never two at once. Operations on all rows, or on a
-/// range of rows, lock the stripes in order, and release each lock only when they have acquired the next. They
-/// therefore cannot overtake each other: the operation that is first on one stripe is first on every stripe.
+/// range, lock the stripes in order, and release each lock only when they have the next one. So they never overtake
+/// each other: the operation that is first on one stripe is first on every stripe.
 #[derive(Debug)]
 pub(super) struct Stripes {
     pub(super) layout: Layout,
@@ -62,7 +61,7 @@ pub(super) struct Stripes {
 
 impl Stripes {
     /// Creates the stripes. `make` creates the values of a stripe from the number of its rows and their ranges. They
-    /// are stored in bf16 if `in_halves` is set.
+    /// are stored in bf16 if `in_halves` is `true`.
     pub(super) fn new(
         layout: Layout,
         in_halves: bool,
@@ -84,12 +83,12 @@ impl Stripes {
         self.stripes[stripe].write()
     }
 
-    /// Calls `then` for each stripe, with the values of the table as they are between two writes to the complete table.
+    /// Calls `then` for each stripe, with the values of the table between two writes to the complete table.
     pub(super) fn read_all(&self, then: impl FnMut(&Stripe, &mut dyn Iterator<Item = StripeRange>)) {
         self.read_some(&(0..self.layout.rows()), then);
     }
 
-    /// Acts like [`read_all`](Self::read_all), for the ranges that contain some of the given rows.
+    /// Equivalent to [`read_all`](Self::read_all), but only for the ranges that contain any of the given rows.
     pub(super) fn read_some(
         &self,
         rows: &Range<usize>,
@@ -102,8 +101,8 @@ impl Stripes {
         }
     }
 
-    /// Calls `then` for each stripe to change the complete table, atomically with respect to other operations on the
-    /// complete table. Stops at the first error.
+    /// Calls `then` for each stripe to change the complete table. The changes are atomic with respect to other
+    /// operations on the complete table. Stops at the first error.
     pub(super) fn write_all(
         &self,
         then: impl FnMut(usize, &mut Stripe, &mut dyn Iterator<Item = StripeRange>) -> Result<()>,
@@ -111,7 +110,7 @@ impl Stripes {
         self.write_some(&(0..self.layout.rows()), then)
     }
 
-    /// Acts like [`write_all`](Self::write_all), for the ranges that contain some of the given rows.
+    /// Equivalent to [`write_all`](Self::write_all), but only for the ranges that contain any of the given rows.
     pub(super) fn write_some(
         &self,
         rows: &Range<usize>,
@@ -125,7 +124,7 @@ impl Stripes {
         Ok(())
     }
 
-    /// Sorts the positions of rows by stripe, and keeps their order within each stripe.
+    /// Sorts the positions of rows by stripe, without changing their order within a stripe.
     pub(super) fn by_stripe(&self, rows: &[usize]) -> RowsByStripe {
         let mut starts = vec![0; self.layout.stripes() + 1];
         for row in rows {
@@ -152,12 +151,12 @@ pub(super) struct RowsByStripe {
 }
 
 impl RowsByStripe {
-    /// Returns the positions of one stripe.
+    /// Returns the positions in one stripe.
     pub(super) fn of(&self, stripe: usize) -> &[usize] {
         &self.positions[self.starts[stripe]..self.starts[stripe + 1]]
     }
 
-    /// Returns an iterator over the stripes that have positions, with their positions.
+    /// Iterates over the stripes that contain any of the rows, with the positions in each.
     pub(super) fn each(&self) -> impl Iterator<Item = (usize, &[usize])> {
         let each = self.starts.windows(2).enumerate();
         each.filter(|(_, at)| at[0] < at[1]).map(|(stripe, at)| (stripe, &self.positions[at[0]..at[1]]))

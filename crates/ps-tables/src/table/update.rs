@@ -1,4 +1,4 @@
-//! Gradients, and the rule that applies them to the values.
+//! Pushes of gradients, and the rule that applies them.
 
 use super::Table;
 use super::layout::StripeRange;
@@ -20,9 +20,8 @@ pub(super) struct Bound {
 }
 
 impl Table {
-    /// Sets the rule that applies gradients. Slots are created when the first gradient is pushed.
-    ///
-    /// Setting the same rule again does nothing.
+    /// Sets the rule that applies gradients. Does nothing if the table already has the same rule. Slots are created
+    /// when the first gradient is pushed.
     ///
     /// # Errors
     /// - [`Error::RuleSet`]: the table has a different rule.
@@ -66,12 +65,12 @@ impl Table {
         }
     }
 
-    /// Applies a gradient of some rows; `gradient` contains one row for each element of `rows`. Gradients of the same
+    /// Applies a gradient of some rows. `gradient` contains one row for each element of `rows`. Gradients of the same
     /// row are first summed, in the order of `rows`. The result is bit-identical to that of a single process with the
     /// same gradient.
     ///
-    /// Other rows do not change, unless the rule [moves absent rows](distribute_optim::Rule::moves_absent_rows). In
-    /// that case, every shard must receive a push in every step, even if the gradient contains none of its rows.
+    /// Other rows do not change, unless the rule [moves absent rows](distribute_optim::Rule::moves_absent_rows). With
+    /// such a rule, push to every shard in every step, even if the gradient contains none of its rows.
     ///
     /// # Errors
     /// Returns the errors of [`push`](Table::push), and:
@@ -212,7 +211,7 @@ pub(crate) fn require_rows(table: &str, rule: &dyn Rule) -> Result<()> {
     Err(Error::NeedsVariable { table: table.to_owned(), rule: rule.name() })
 }
 
-/// The values of a stripe for modification. Those in bf16 are converted.
+/// The values of a stripe during an update. Those stored in bf16 are converted.
 enum Opened<'a> {
     Full(&'a mut Buffer),
     Halves(Buffer, &'a mut [u16]),
@@ -233,7 +232,8 @@ impl<'a> Opened<'a> {
         }
     }
 
-    /// Calls `store` with converted values, if there are any, and the halves that they replace.
+    /// Calls `store` with the converted values and the bf16 values that they replace, unless values are not stored in
+    /// bf16.
     fn store(self, store: impl FnOnce(&mut [f32], &mut [u16])) {
         if let Self::Halves(Buffer::F32(mut values), halves) = self {
             store(&mut values, halves);
@@ -241,7 +241,7 @@ impl<'a> Opened<'a> {
     }
 }
 
-/// An update of some rows of a stripe, which are ascending.
+/// An update of some rows of a stripe, in ascending order.
 struct RowUpdate<'a, F> {
     bound: &'a Bound,
     step: Step,
@@ -251,8 +251,8 @@ struct RowUpdate<'a, F> {
 }
 
 impl<F: Float + Element> RowUpdate<'_, F> {
-    /// Applies the rule to copies of the rows, and writes them back. `store` is called with the new values of all rows,
-    /// and all halves of the stripe. After an error nothing has changed.
+    /// Applies the rule to copies of the rows, and writes them back. `store` is called with the new values of all
+    /// updated rows, and all bf16 values of the stripe. If the rule fails, nothing has changed.
     fn of_halves(
         &self,
         slots: &mut [Buffer],
@@ -292,7 +292,7 @@ impl Table {
         self.store_rows(step, stripe, &rows, values, halves);
     }
 
-    /// Rounds the new values of some rows of a stripe, and stores them in `halves`, which are those of all its rows.
+    /// Rounds the new values of some rows of a stripe. Stores them in `halves`, which contains all rows of the stripe.
     fn store_rows(&self, step: Step, stripe: usize, local: &[usize], values: &mut [f32], halves: &mut [u16]) {
         let Some(of_table) = self.halves.filter(|_| self.width() > 0) else { return };
         let (rounding, width) = (of_table.rounding.of_step(step), self.width());

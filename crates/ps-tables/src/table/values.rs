@@ -1,4 +1,4 @@
-//! The values of the rows under one lock, in the dtype of the table or in bf16.
+//! The values of the rows that share a lock, in the table's dtype or in bf16.
 
 // - **INV-95** Values in bf16 are updated in f32 and rounded by the seed, the name of the table, the step, the row of
 //   the variable and the element alone, so they are bit-identical for every placement, partition and order of requests.
@@ -14,12 +14,12 @@ use std::ops::Range;
 #[derive(Debug)]
 pub(super) enum Values {
     Full(Buffer),
-    /// Values of `f32` that are stored in bf16, as their bits.
+    /// The bits of `f32` values that are stored in bf16.
     Halves(Vec<u16>),
 }
 
 impl Values {
-    /// Stores values, in bf16 if `in_halves` is set. They must then be `f32`.
+    /// Stores values, in bf16 if `in_halves` is `true` and they are `f32`.
     pub(super) fn new(values: Buffer, in_halves: bool) -> Self {
         match values {
             Buffer::F32(values) if in_halves => {
@@ -31,7 +31,7 @@ impl Values {
         }
     }
 
-    /// Returns the dtype of the table.
+    /// Returns the dtype of the table, which is `float32` for values in bf16.
     pub(super) fn dtype(&self) -> DType {
         match self {
             Self::Full(values) => values.dtype(),
@@ -80,8 +80,8 @@ impl Values {
         }
     }
 
-    /// Writes to rows, one after another: see [`Buffer::write_rows`]. Values in bf16 are rounded when all rows are
-    /// written.
+    /// Writes to rows, one after another: see [`Buffer::write_rows`]. Values in bf16 are rounded once, after all
+    /// writes.
     pub(super) fn write_rows(&mut self, how: Write, rows: &[usize], from: &Buffer) -> Result<()> {
         let halves = match self {
             Self::Full(values) => return values.write_rows(how, rows, from),

@@ -7,9 +7,8 @@ use distribute_tensor::dtype::Buffer;
 use distribute_tensor::{Element, HostTensor, Write, with_buffer};
 
 impl Table {
-    /// Writes a value of the same shape and dtype to the complete table, element by element, with the operation `how`.
-    ///
-    /// Integers wrap around.
+    /// Writes a value to the complete table with the operation `how`, element by element. The value must have the
+    /// table's shape and dtype. Integers wrap around.
     ///
     /// # Errors
     /// - [`Error::Shape`]: the value has a wrong shape.
@@ -33,8 +32,7 @@ impl Table {
         done
     }
 
-    /// Writes values to rows, one after another, with the operation `how`. A row that occurs twice is written twice.
-    ///
+    /// Writes values to rows with the operation `how`, one row after another. A row that occurs twice is written twice.
     /// `values` contains one row for each element of `rows`.
     ///
     /// # Errors
@@ -65,7 +63,7 @@ impl Table {
         done
     }
 
-    /// Checks before the first write for errors that depend only on the values and the dtype.
+    /// Checks for all errors that depend only on the values and the dtype, before anything is written.
     fn check_values(&self, how: Write, value: &HostTensor) -> Result<()> {
         let checked = if how == Write::Div {
             HostTensor::zeros(self.dtype, value.dims()).and_then(|mut zeros| zeros.write(how, value))
@@ -102,7 +100,7 @@ pub(super) fn part(
     })
 }
 
-/// Returns the rows at some positions, concatenated.
+/// Returns the rows at the given positions, concatenated.
 fn taken(values: &Buffer, width: usize, positions: &[usize]) -> Buffer {
     with_buffer!(values, values => {
         let mut taken = Vec::with_capacity(positions.len() * width);
