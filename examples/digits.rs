@@ -89,7 +89,7 @@ struct Options {
 }
 
 impl Options {
-    /// Returns a builder with the settings of what workers send.
+    /// Returns a builder with the options for what workers send.
     fn builder(&self) -> MultiWorkerMirroredStrategyBuilder {
         let local = LocalSteps { steps: self.local_steps, outer: self.outer };
         MultiWorkerMirroredStrategy::builder().compression(self.compression).local_steps(local)
@@ -362,10 +362,10 @@ impl Trained {
     }
 }
 
-/// The maximum difference of weights. With another number of replicas the same gradients are added in another
-/// order, so their last bits differ. Weights then mostly differ by 1e-6. But if the input of a unit is zero
-/// except for such a bit, the unit is on in one training and off in the other. Adam divides gradients by
-/// their size, so it then moves the unit's weights by up to the learning rate in each step.
+/// The maximum accepted difference of weights. With another number of replicas the same gradients are added in another
+/// order, so their last bits differ. Weights then mostly differ by 1e-6. But if the input of a unit is zero except for
+/// such a bit, the unit is on in one training and off in the other. Adam divides gradients by their size, so it then
+/// moves the unit's weights by up to the learning rate in each step.
 const TOLERANCE: f32 = 1e-2;
 
 /// Compares a training with that of one replica.

@@ -76,7 +76,7 @@ impl Figure for Child {
     }
 }
 
-/// Runs the work `name` in the child process, and prints one line.
+/// Does the work `name` in the child process. Prints a line when the measured work has ended.
 pub fn run(name: &str) -> Result<()> {
     match name {
         "start_to_first_step" => {

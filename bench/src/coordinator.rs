@@ -29,7 +29,7 @@ const SHARD_BYTES: usize = 256 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Work {
-    /// Scheduling empty functions, and joining them.
+    /// Empty functions, from scheduling to the end of the join.
     Closures,
     /// Steps of the recommender on the given number of workers.
     Steps(usize),
@@ -156,7 +156,7 @@ impl Figure for Work {
     }
 }
 
-/// Returns the number of items per second. `work` processes `count` of them in one call.
+/// Returns the number of items per second. Each call of `work` processes `count` items, and the first is a warm-up.
 fn rate(effort: Effort, count: usize, work: impl Fn(usize) -> Result<()>) -> Result<f64> {
     // The first call connects workers, and creates their resources.
     work(count)?;
@@ -168,7 +168,7 @@ fn rate(effort: Effort, count: usize, work: impl Fn(usize) -> Result<()>) -> Res
     Ok(done as f64 / watch.seconds())
 }
 
-/// The processes of a cluster, which are killed when this is dropped.
+/// The processes of a cluster, which are killed on drop.
 struct Cluster {
     spec: ClusterSpec,
     tasks: Vec<(Task, Program)>,

@@ -62,7 +62,7 @@ impl<M: Model> Figure for Share<M> {
     }
 }
 
-/// A subscriber that adds up the time that this thread spends in the slice.
+/// A subscriber that adds up the seconds that this thread spends in the slice.
 #[derive(Clone, Default)]
 struct Spent(Arc<Mutex<(f64, Option<Stopwatch>)>>);
 

@@ -77,7 +77,7 @@ impl Report {
         text
     }
 
-    /// The headings for [`Report::markdown`].
+    /// The headings of the table whose rows [`Report::markdown`] formats.
     pub const MARKDOWN: &str =
         "| figure | ours (spread) | the best peer | ratio | goal |\n|---|---|---|---|---|";
 

@@ -1,5 +1,5 @@
-//! Comparison of losses with the peers, from the same weights and batches. Unless they are equal, speeds cannot be
-//! compared.
+//! Comparison of losses with those of the peers, from the same weights and batches. Speeds are comparable only if the
+//! losses are equal.
 
 use super::figure::{About, Better, Effort, Figure, Target};
 use super::sample::Sample;

@@ -30,18 +30,18 @@ const RATE: f64 = 1e-3;
 /// The result of a training.
 struct Trained {
     steps_per_s: f64,
-    /// The mean loss of the last sixteen steps, the number of batches.
+    /// The mean loss over the last pass through the sixteen batches.
     loss: f64,
     peak_mib: f64,
 }
 
 impl Trained {
-    /// Returns the line of a child process.
+    /// Formats the result as the line that a child process prints.
     fn line(&self) -> String {
         json!([self.steps_per_s, self.loss, self.peak_mib]).to_string()
     }
 
-    /// Reads the line of a child process.
+    /// Parses the line of a child process.
     fn parse(line: &str) -> Result<Self> {
         let values: Option<Vec<f64>> = serde_json::from_str::<Value>(line)
             .ok()
@@ -56,7 +56,7 @@ impl Trained {
     }
 }
 
-/// Two convolutions of 16 and 32 channels, each followed by relu and pooling, and a linear layer.
+/// A network of two convolutions with 16 and 32 channels, each followed by relu and pooling, and a linear layer.
 struct Cnn(Conv2d, Conv2d, Linear);
 
 impl Cnn {
@@ -127,7 +127,7 @@ fn print(
     })
 }
 
-/// Trains in this process, and prints one line.
+/// Trains the network that `name` describes, and prints the result as one line.
 pub fn child(name: &str) -> Result<()> {
     let parts = name.strip_prefix(CHILD).map(|rest| rest.split('/').collect::<Vec<_>>());
     let Some([network, precision, steps]) = parts.as_deref() else { return Err(unknown(name)) };

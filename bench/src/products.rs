@@ -1,4 +1,4 @@
-//! The share of plain matrix products in a step. Their time is a lower bound for the time of the step.
+//! The time of a step's matrix products alone, which is a lower bound for the time of the step.
 
 use super::figure::{About, Beside, Better, Effort, Figure, Role};
 use super::sample::Sample;

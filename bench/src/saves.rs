@@ -1,7 +1,6 @@
 //! `distribute-bench --saves FOLDER`: the time of steps while a checkpoint is saved, compared to that of other steps.
-//!
-//! The model has 50 million parameters (200 MB), and Adam keeps 400 MB of slots. In each round, steps without a save,
-//! steps during a save in the background, and a save that is waited for take turns.
+//! The model has 50 million parameters (200 MB), and Adam keeps 400 MB of slots. Each round measures steps without a
+//! save, steps during a save in the background, and steps that wait for a save.
 
 use super::form::Form;
 use super::numbers::number;
@@ -17,7 +16,7 @@ use serde_json::json;
 use std::path::Path;
 use std::time::Duration;
 
-/// The size of a run.
+/// The amount of work in a run.
 #[derive(Clone, Copy)]
 struct Size {
     width: usize,
@@ -34,7 +33,7 @@ const QUICK: Size = Size { width: 64, layers: 3, rows: 16, steps: 2 };
 /// The maximum time of a save.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// The seconds of all rounds.
+/// The measured seconds of each kind of step and save, in all rounds.
 #[derive(Default)]
 struct Seconds {
     without: Vec<f64>,

@@ -138,7 +138,7 @@ impl Figure for Work {
     }
 }
 
-/// The processes of the servers, which are killed when this is dropped.
+/// The processes of the servers, which are killed on drop.
 struct Servers {
     programs: Vec<Program>,
     cluster: ClusterSpec,
@@ -218,7 +218,7 @@ fn create_rows(channels: &Channels) -> Result<()> {
     })
 }
 
-/// Sends a request to each server, and waits for all responses.
+/// Sends a request to each server at the same time, and waits for all responses.
 fn together(channels: &Channels, request: impl Fn(usize) -> Request) -> Result<Vec<Response>> {
     let start = |(i, channel): (usize, &Arc<dyn Channel>)| channel.start(request(i), PATIENCE);
     let started: std::result::Result<Vec<Started>, _> = channels.iter().enumerate().map(start).collect();
@@ -249,7 +249,7 @@ fn scatter(channels: &Channels, client: usize, step: u64) -> Result<()> {
     together(channels, request).map(drop)
 }
 
-/// Runs the work of each client repeatedly, and returns the total rate per second.
+/// Runs the work of all clients at the same time, repeatedly, and returns the total number of calls per second.
 fn rate(
     all: &[Channels],
     effort: Effort,

@@ -80,7 +80,7 @@ fn beside(script: &str, folder: &Path, options: &[&str]) -> Value {
     line
 }
 
-/// Uses a peer of a few lines with the protocol of the real scripts.
+/// Runs a peer that is a short script with the protocol of the real scripts.
 #[test]
 #[cfg(unix)]
 fn a_peer_takes_turns_and_a_plot_is_drawn_and_its_figures_are_kept() {

@@ -118,7 +118,7 @@ fn started_by(pid: u32) -> BTreeSet<String> {
     found
 }
 
-/// Creates a folder for `PATH` with these programs, which are shell scripts.
+/// Creates a folder to be used as `PATH`, with the given shell scripts as programs.
 fn programs(all: &[(&str, &str)]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for (name, script) in all {

@@ -5,7 +5,7 @@
 use distribute::Result;
 use distribute::remote::WorkerContext;
 
-/// A module without references to it.
+/// A module to which nothing else refers.
 pub mod alone {
     use super::{Result, WorkerContext};
 

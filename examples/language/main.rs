@@ -141,7 +141,7 @@ fn main() -> distribute::Result<()> {
     Ok(())
 }
 
-/// Returns the mean loss of the characters after the first in some pieces, and their number.
+/// Returns the mean loss of predicting each character after the first in the pieces, and the number of predictions.
 fn loss(model: &Llama, pieces: &Tensor) -> distribute::Result<(Tensor, usize)> {
     let (rows, length) = (pieces.dim(0)?, pieces.dim(1)? - 1);
     let logits = model.forward(&pieces.narrow(1, 0, length)?)?.flatten_to(1)?;
@@ -164,7 +164,8 @@ fn held_out_loss(strategy: &Strategy, model: &Replicated<Llama>, text: &Text) ->
     Ok(sum / count as f64)
 }
 
-/// Generates descriptions with the model, a character at a time. Scaled logits prefer likely characters.
+/// Generates descriptions with the model, one character at a time. Logits are scaled up, so that likely characters are
+/// preferred.
 fn made_up(model: &Llama, text: &Text, seed: u64, lines: usize) -> distribute::Result<Vec<String>> {
     const STRETCH: f64 = 1.5;
     let mut random = seed;

@@ -12,7 +12,7 @@ const UNKNOWN: u32 = 1;
 
 /// A text as tokens, one for each character.
 pub struct Text {
-    /// The character of each token; for [`END`] and unknown ones, the printed character.
+    /// The character of each token. [`END`] and the unknown token have the characters that are printed for them.
     characters: Vec<char>,
     training: Vec<u32>,
     held_out: Vec<u32>,

@@ -23,7 +23,7 @@ use std::time::Duration;
 /// The minimum size of a shard, in bytes.
 const SHARD: usize = 256 << 10;
 
-/// The time that the chief waits for the others at the end, and they for the chief at the start.
+/// The maximum time for which the chief waits for the others at the end, and they wait for the chief at the start.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Runs one task of the job, or the entire training if there is no cluster.

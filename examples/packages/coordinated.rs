@@ -25,7 +25,7 @@ const SHARD: usize = 256 << 10;
 /// The number of packages that are tested at once.
 const TESTED: usize = 16 * BATCH;
 
-/// A resource that each worker creates once, and keeps.
+/// The model and the optimizer of a worker, which creates them once.
 struct Trainer {
     packages: Arc<Packages>,
     model: Replicated<Model>,
@@ -54,7 +54,7 @@ fn input(worker: &WorkerContext, epochs: usize, seed: u64) -> Result<Dataset<Bat
     Ok(all.repeat_forever())
 }
 
-/// Makes a step, and returns its loss.
+/// Trains on the next batch, and returns the loss.
 #[distribute::remote]
 fn train_step(worker: &WorkerContext, trainer: &Trainer, data: &Batches<Batch>) -> Result<f32> {
     let losses = worker.strategy().run((&trainer.model, data.next()?), |ctx, (model, batch)| {
@@ -64,7 +64,7 @@ fn train_step(worker: &WorkerContext, trainer: &Trainer, data: &Batches<Batch>) 
     losses.to_scalar()
 }
 
-/// Returns the number of correct predictions among the held-out packages in this range.
+/// Returns the number of correct predictions among the held-out packages `from..to`.
 #[distribute::remote]
 fn evaluate(worker: &WorkerContext, trainer: &Trainer, from: usize, to: usize) -> Result<u64> {
     let Trainer { packages, model, .. } = trainer;
@@ -78,7 +78,8 @@ fn evaluate(worker: &WorkerContext, trainer: &Trainer, from: usize, to: usize) -
 }
 
 /// Returns the strategy of the coordinator: with the cluster in the environment or, without one, with workers and
-/// servers in this process. `None` if this process was one of its tasks, which has served until the chief finished.
+/// servers in this process. Returns `None` if this process was another task of the cluster, which has served until the
+/// chief finished.
 fn strategy(options: &Options) -> Result<Option<ParameterServerStrategy>> {
     let found = resolver::from_env()?;
     let cluster = found.cluster_spec()?;

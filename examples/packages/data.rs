@@ -20,7 +20,7 @@ pub struct Packages {
     sections: Vec<u32>,
     pub section_names: Vec<String>,
     graph: Graph,
-    /// The packages for training, and for testing: a random fifth, with a fixed seed.
+    /// The packages for training. A random fifth, chosen with a fixed seed, is for testing.
     pub training: Vec<u32>,
     pub held_out: Vec<u32>,
 }
@@ -32,14 +32,14 @@ pub struct Batch {
     pub words: Tensor,
     /// The neighbours of each package, `[n, FIRST]`: see [`Graph::sample`].
     pub first: Tensor,
-    /// The neighbours of each of these, `[n, FIRST, SECOND]`.
+    /// The neighbours of each package in `first`, `[n, FIRST, SECOND]`.
     pub second: Tensor,
     /// The sections, `[n]`.
     pub sections: Tensor,
 }
 
 impl Packages {
-    /// Returns the packages of this process, which are read once.
+    /// Returns the packages, which the first call in this process reads.
     pub fn share() -> distribute::Result<Arc<Self>> {
         static ALL: OnceLock<Arc<Packages>> = OnceLock::new();
         static READING: Mutex<()> = Mutex::new(());
@@ -99,7 +99,7 @@ impl Packages {
         }))
     }
 
-    /// Returns the number for padding.
+    /// Returns the number that pads `words`.
     pub fn padding(&self) -> usize {
         self.vocabulary
     }
@@ -139,7 +139,7 @@ impl Packages {
     }
 }
 
-/// A word and its place: the first word of a name has another meaning than the same word in a description.
+/// A word and where it is: the first word of a name has another meaning than the same word in a description.
 type Word = (Place, String);
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -149,8 +149,8 @@ enum Place {
     Description,
 }
 
-/// Returns the words of a package in lower case, of letters and digits: the first of its name, all of its
-/// name, and all of its description.
+/// Returns the words of a package in lower case, which consist of letters and digits: the first word of the name, all
+/// words of the name, and those of the description.
 fn words(name: &str, description: &str) -> Vec<Word> {
     fn of(place: Place, text: &str) -> impl Iterator<Item = Word> {
         let words = text.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty());

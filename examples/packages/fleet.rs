@@ -1,4 +1,4 @@
-//! The state of a coordinator's workers and servers, as the end of a line: steps per second, queue, staleness of
+//! The state of a coordinator's workers and servers, for the end of a line: steps per second, queue, staleness of
 //! values, rows per second.
 
 use crate::report::thousands;
@@ -9,7 +9,7 @@ use distribute::parameter_server::Usage;
 
 pub struct Fleet {
     coordinator: ClusterCoordinator,
-    /// The time of the last line, and the state then.
+    /// The time since the last line, and the state when it was printed.
     since: Stopwatch,
     status: Status,
     usage: Vec<Usage>,
@@ -21,13 +21,13 @@ impl Fleet {
         Ok(Self { coordinator: coordinator.clone(), since: Stopwatch::start(), status, usage })
     }
 
-    /// Returns a title: `2 workers, 2 servers`.
+    /// Returns the numbers of workers and servers, such as `2 workers, 2 servers`.
     pub fn title(&self) -> String {
         let many = |count: usize, what| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
         format!("{}, {}", many(self.status.workers.len(), "worker"), many(self.usage.len(), "server"))
     }
 
-    /// Returns the figures since the last call.
+    /// Returns the state, with the rates since the last call.
     pub fn text(&mut self) -> distribute::Result<String> {
         let (status, usage) = (self.coordinator.status(), self.coordinator.strategy().server_usage()?);
         let seconds = self.since.seconds();

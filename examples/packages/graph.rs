@@ -4,13 +4,13 @@ use std::collections::HashMap;
 
 /// The packages as a graph. Its edges are dependencies, in both directions.
 pub struct Graph {
-    /// The start of each package's neighbours.
+    /// The position of each package's first neighbour in the list of all neighbours.
     starts: Vec<usize>,
     neighbours: Vec<u32>,
 }
 
 impl Graph {
-    /// The number of neighbours sampled for a package, and for each of these.
+    /// The number of neighbours sampled for a package, and the number for each of these.
     pub const FIRST: usize = 10;
     pub const SECOND: usize = 5;
 
@@ -61,7 +61,7 @@ impl Graph {
     }
 }
 
-/// Mixes bits pseudorandomly: SplitMix64.
+/// Returns pseudorandom bits that depend on all bits of `x` (SplitMix64).
 fn mix(x: u64) -> u64 {
     let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -169,7 +169,7 @@ fn main() -> distribute::Result<()> {
     Ok(())
 }
 
-/// Trains with replicas that make each step together, and tests.
+/// Trains with replicas that make each step together, and then tests the model.
 fn train(
     strategy: &Strategy,
     options: &Options,
@@ -218,7 +218,7 @@ fn accuracy(
     Ok(right as f64 / packages.held_out.len() as f64)
 }
 
-/// Returns the number of correct predictions among these packages.
+/// Returns the number of correct predictions among the packages `held_out`.
 fn right(
     strategy: &Strategy,
     model: &Replicated<Model>,
@@ -242,7 +242,8 @@ fn values(variables: &Variables) -> distribute::Result<Vec<Tensor>> {
     variables.names().iter().map(|name| variables.get(name)).collect()
 }
 
-/// Returns the largest difference of a weight. Sums in another order differ in their last bits.
+/// Returns the largest difference of a weight. It is not 0 between trainings that add in another order, because the
+/// last bits of sums then differ.
 fn largest_difference(a: &[Tensor], b: &[Tensor]) -> distribute::Result<f32> {
     let mut largest = 0f32;
     for (a, b) in a.iter().zip(b) {

@@ -57,9 +57,9 @@ impl Model {
     }
 }
 
-/// GraphSAGE with the mean of sampled neighbours (Hamilton, Ying and Leskovec, 2017). A layer computes the
-/// next representation of a package from its representation and the mean of its neighbours' representations.
-/// The second layer's weight is the model's output. A package's own embedding does not participate: the
+/// GraphSAGE with the mean of sampled neighbours (Hamilton, Ying and Leskovec, 2017). A layer computes the next
+/// representation of a package from its representation and the mean of its neighbours' representations. The model's
+/// output layer acts as the weights of the second layer. A package's own embedding does not participate, because the
 /// training packages would memorize their sections.
 struct Sage {
     itself: Embedding,

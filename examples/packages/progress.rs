@@ -13,7 +13,7 @@ pub struct Progress {
     /// The number of examples in an epoch, and in a step. The last step of an epoch may have fewer.
     examples: usize,
     batch: usize,
-    /// The number of examples so far, and the sum of the losses of the current epoch.
+    /// The number of examples so far, and the sum of the losses in the current epoch.
     seen: usize,
     sum: f64,
     /// The mean loss of the last complete epoch.
@@ -28,12 +28,12 @@ impl Progress {
         Self { title, is_quiet, epochs, examples, batch, seen: 0, sum: 0., loss: f64::NAN, clock }
     }
 
-    /// Counts a step with this mean loss.
+    /// Counts a step whose mean loss is `loss`, and prints a line if one is due.
     pub fn step(&mut self, loss: f64) -> distribute::Result<()> {
         self.step_of(loss, || Ok(String::new()))
     }
 
-    /// Counts a step with this mean loss. `state` is the end of the line, if one is printed.
+    /// Counts a step whose mean loss is `loss`, and prints a line if one is due. `state` returns the end of that line.
     pub fn step_of(
         &mut self,
         loss: f64,

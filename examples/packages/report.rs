@@ -1,4 +1,4 @@
-//! The end of the output: a training, compared with the same training on one device.
+//! The end of the output: the result of a training, compared with the same training on one device.
 
 use crate::Options;
 use distribute::parameter_server::Usage;
@@ -21,7 +21,7 @@ impl Trained {
     }
 }
 
-/// Prints a table and, with `--json`, the figures, to which `more` are added.
+/// Prints a table and, with `--json`, a line with the figures and `more`.
 pub fn report(
     options: &Options,
     (title, trained): (&str, &Trained),

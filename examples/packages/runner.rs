@@ -1,4 +1,4 @@
-//! The training by `runner::run` instead of a loop: each replica makes its own batches.
+//! Training by `runner::run` instead of a loop: each replica makes its own batches.
 
 use crate::data::Packages;
 use crate::model::Model;

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 /// The folder to which workers write their results.
 const FOLDER: &str = "DISTRIBUTE_TEST_FOLDER";
-/// The number of the worker that dies.
+/// The variable with the number of the worker that dies.
 const DIES: &str = "DISTRIBUTE_TEST_DIES";
 
 const TOTAL: i64 = 200;
@@ -78,7 +78,7 @@ fn program(folder: &Path, dies: usize) -> Result<()> {
     strategy.finish(PATIENCE)
 }
 
-/// Runs a task, if this process is one.
+/// Runs the program if this process is a task that the launcher started.
 #[test]
 fn task() {
     if child::part().is_some() {
@@ -88,7 +88,8 @@ fn task() {
     }
 }
 
-/// Trains under a launcher. `dies` is the number of the worker that dies, counted from the chief.
+/// Trains under a launcher, and checks the result. `dies` is the number of the worker that dies, counted from the
+/// chief.
 fn train(layout: Layout, dies: usize) {
     let folder = tempfile::tempdir().unwrap();
     let plan = Plan::new(&layout).unwrap();

@@ -13,11 +13,11 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Two epochs, because in one, a worker that starts late leaves its half to the other, which then sees its
-/// own twice.
+/// The arguments of a training. It has two epochs: in a single one, a worker that starts late leaves its half to the
+/// other, which then sees its own twice.
 const ARGUMENTS: [&str; 5] = ["--strategy", "ps", "--epochs", "2", "--json"];
 
-/// Checks the result of every training by two workers with two servers.
+/// Checks the result of a training by two workers with two servers.
 fn check(found: &Value) {
     assert_eq!((&found["workers"], &found["servers"]), (&json!(2), &json!(2)), "{found}");
     let [accuracy, of_one] = ["accuracy", "accuracy_of_one_device"].map(|it| found[it].as_f64().unwrap());

@@ -88,7 +88,7 @@ fn program(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns the index of the worker of this process, from the launcher.
+/// Returns the index of this process's worker, which the launcher sets.
 fn index() -> usize {
     let config: serde_json::Value = serde_json::from_str(&std::env::var("TF_CONFIG").unwrap()).unwrap();
     config["task"]["index"].as_u64().unwrap() as usize
@@ -101,7 +101,7 @@ fn gate(word: &[u8]) -> TcpStream {
     gate
 }
 
-/// Lets the returning worker in after the others have continued without it.
+/// Lets the returning worker continue only after the others have continued without it.
 fn keep(gate: &TcpListener) {
     let mut both = [gate.accept().unwrap().0, gate.accept().unwrap().0];
     for guest in &mut both {
@@ -114,7 +114,7 @@ fn keep(gate: &TcpListener) {
     }
 }
 
-/// Runs a worker, if this process is one.
+/// Runs the program if this process is a worker that the launcher started.
 #[test]
 fn worker() {
     if child::part().is_some() {
@@ -122,7 +122,7 @@ fn worker() {
     }
 }
 
-/// Returns the contents of the files that workers have written under this name.
+/// Returns the contents of the files that workers have written under names that start with `name`.
 fn written(folder: &Path, name: &str) -> Vec<String> {
     let all = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let named = all.filter(|path| path.file_name().unwrap().to_str().unwrap().starts_with(name));

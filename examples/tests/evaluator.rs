@@ -62,7 +62,7 @@ fn program(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Evaluates checkpoints, and dies in the second evaluation, once.
+/// Evaluates checkpoints. In its first life, the process dies in the second evaluation.
 fn evaluate(folder: &Path, run: &Path, model: &Replicated<Linear>) -> Result<()> {
     let (died, mut count) = (folder.join("died"), 0);
     let batches = model.variables.strategy().distribute_dataset(points().batch(32))?;
@@ -88,8 +88,7 @@ fn gate(word: &[u8]) -> TcpStream {
     gate
 }
 
-/// Lets the training continue to its end after the evaluator has been restarted. Messages of later
-/// evaluations are ignored.
+/// Lets the training continue after the evaluator has been restarted. Messages of later evaluations are ignored.
 fn keep(gate: &TcpListener) {
     let (mut waits, mut is_there) = (None, false);
     while waits.is_none() || !is_there {
@@ -105,7 +104,7 @@ fn keep(gate: &TcpListener) {
     waits.unwrap().write_all(b"!").unwrap();
 }
 
-/// Runs a task, if this process is one.
+/// Runs the program if this process is a task that the launcher started.
 #[test]
 fn task() {
     if child::part().is_some() {

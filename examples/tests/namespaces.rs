@@ -24,11 +24,11 @@ const HOSTS: [&str; 3] = ["a", "b", "stranger"];
 /// Hosts a and b are in one network. The stranger shares another network with a, so it can connect to a.
 const ADDRESSES: [&str; 3] = ["10.77.0.1", "10.77.0.2", "10.77.1.3"];
 
-/// The timeout of immediate actions of a process.
+/// The maximum time for anything that a process should do at once.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Three hosts, removed with all of their processes when dropped. Owned outside the watchdog, which abandons
-/// hung tests.
+/// Three hosts, which are removed with all of their processes on drop. The test owns them outside the watchdog, because
+/// it abandons hung tests.
 struct Hosts(String);
 
 impl Hosts {
@@ -73,7 +73,7 @@ fn remove(name: &str) {
     let _ = Command::new("ip").args(["netns", "del", name]).stderr(Stdio::null()).status();
 }
 
-/// Removes leftovers of killed tests.
+/// Removes what killed tests have left.
 fn sweep() {
     let output = Command::new("ip").args(["netns", "list"]).output().expect("this test needs ip of iproute2");
     for name in text(&output.stdout).lines().filter_map(|line| line.split_whitespace().next()) {
@@ -90,7 +90,7 @@ fn ip(arguments: &[&str]) {
     assert!(output.status.success(), "ip {}: {} (it needs root)", arguments.join(" "), text(&output.stderr));
 }
 
-/// The identity of a worker in the job.
+/// The credentials of a worker in the job.
 #[derive(Clone)]
 enum Identity {
     Secret(String),
@@ -115,7 +115,7 @@ impl Running {
         Self { output, errors, lines: Vec::new() }
     }
 
-    /// Returns the first line that contains all of these.
+    /// Waits for a line that contains all `parts`, and returns it.
     fn wait_for_line(&mut self, parts: &[&str]) -> String {
         // It may print many other lines.
         let deadline = Deadline::after(PATIENCE);
@@ -129,7 +129,8 @@ impl Running {
         }
     }
 
-    /// Returns its standard output after it has succeeded or failed, and its errors.
+    /// Waits until the process has ended, which must succeed if `well` and otherwise fail. Returns its standard output
+    /// and errors.
     fn ends(mut self, well: bool) -> (String, String) {
         let output = self.output.recv_timeout(2 * PATIENCE);
         self.lines.extend(self.errors.iter());
@@ -140,7 +141,7 @@ impl Running {
     }
 }
 
-/// Returns the program of the example, built once with this test's profile: `cargo test --test` builds no
+/// Returns the path of the example's program, built once with this test's profile: `cargo test --test` builds no
 /// examples.
 fn digits() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
@@ -159,7 +160,7 @@ fn digits() -> &'static Path {
     })
 }
 
-/// Returns the command of training on a host, as worker 0 or 1 of a cluster at these addresses.
+/// Returns the command that trains on a host, as worker 0 or 1 of a cluster of two hosts.
 fn training(hosts: &Hosts, host: usize, cluster: [usize; 2], identity: &Identity) -> Command {
     let addresses = cluster.map(|host| format!("{}:2222", ADDRESSES[host]));
     let worker = usize::from(host != cluster[0]);
@@ -175,7 +176,7 @@ fn training(hosts: &Hosts, host: usize, cluster: [usize; 2], identity: &Identity
     command
 }
 
-/// Checks that two hosts train even if strangers connect before the second one.
+/// Checks that two hosts train together, even if strangers connect before the second one.
 fn two_hosts_train(what: &str, identities: impl Fn(&Path) -> [Identity; 3]) {
     if std::env::var("DISTRIBUTE_TEST_NAMESPACES").as_deref() != Ok("1") {
         eprintln!("not asked for: DISTRIBUTE_TEST_NAMESPACES=1 runs it");
@@ -234,7 +235,7 @@ fn two_hosts_train_with_certificates_by_path() {
     });
 }
 
-/// Creates a folder with a new CA, `ca.pem` and its key.
+/// Creates a folder with a new CA: its certificate `ca.pem` and its key.
 fn ca(folder: &Path, name: &str) -> PathBuf {
     let ca = folder.join(name);
     std::fs::create_dir(&ca).unwrap();

@@ -12,15 +12,15 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
-/// Enough to run for seconds, so that the training has not ended before the signal arrives, even on a busy
-/// machine.
+/// The number of epochs: enough for a training of some seconds, which does not end before the signal arrives, even on a
+/// busy machine.
 const EPOCHS: &str = "120";
 
 fn arguments(folder: &Path) -> Vec<&str> {
     vec!["--epochs", EPOCHS, "--json", "--checkpoints", folder.to_str().unwrap()]
 }
 
-/// Returns the figures of an uninterrupted training with this number of replicas.
+/// Returns the figures of an uninterrupted training with `replicas` replicas.
 fn undisturbed(replicas: &str) -> Value {
     let mut command = Command::new(example("resume"));
     figures(&command.args(["--replicas", replicas, "--epochs", EPOCHS, "--json"]).output().unwrap())
@@ -37,7 +37,7 @@ fn in_the_middle(child: &mut Child) -> impl Read + use<> {
     said
 }
 
-/// Returns the output of a process after the part that was already read.
+/// Waits until a process has ended. Returns its output, of which `rest` is the part that has not been read.
 fn ended(child: Child, mut rest: impl Read) -> Output {
     let mut stdout = Vec::new();
     rest.read_to_end(&mut stdout).unwrap();

@@ -1,4 +1,4 @@
-//! Trainings that are watched while they run, and their records for TensorBoard.
+//! Tests of trainings that are watched while they run, and of their records for TensorBoard.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

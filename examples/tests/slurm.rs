@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// A Slurm of one node, which ends when dropped.
+/// Slurm with one node, which ends on drop.
 struct Slurm {
     _daemons: [Killed; 2],
     munge: Munge,
@@ -33,7 +33,7 @@ struct Slurm {
     _ports: [Port; 2],
 }
 
-/// The daemon that authenticates the daemons of Slurm.
+/// The daemon by which Slurm's daemons authenticate each other.
 struct Munge(PathBuf);
 
 impl Drop for Munge {
@@ -105,7 +105,7 @@ impl Slurm {
         Self { _daemons, munge, folder, _ports: ports }
     }
 
-    /// Runs a script, and returns its output.
+    /// Submits a script, waits for its end, and returns its output. It must succeed.
     fn run(&self, script: &str) -> String {
         let at = |name: &str| self.folder.path().join(name);
         fs::write(at("job.sh"), script).unwrap();

@@ -16,7 +16,8 @@ use std::time::Duration;
 
 const TEST: &str = "a_spare_takes_the_place_of_a_worker_that_dies";
 
-/// Waits until a spare has waited for a second: it connects once before it has built its model.
+/// Waits until a spare has been connected for a second without a break: a spare also connects once before it has built
+/// its model.
 fn wait_for_spare(strategy: &Strategy) {
     let until = Deadline::after(Duration::from_secs(50));
     let mut waits = Stopwatch::start();
@@ -30,7 +31,7 @@ fn wait_for_spare(strategy: &Strategy) {
 }
 
 /// Runs the program of docs/clusters/recovery.md, in which a worker dies in its first life. The first worker waits for
-/// a spare before that, and again for the one that was started again.
+/// a spare before the death, and again afterwards, for the worker that was restarted as a spare.
 fn train(strategy: &Strategy, dies: bool, awaits: bool) -> distribute::Result<String> {
     let model = strategy.replicate(|vb| linear(2, 1, vb.pp("fc")))?;
     let optimizer = Adam::new(&model.variables, 0.1)?;
@@ -60,7 +61,7 @@ fn train(strategy: &Strategy, dies: bool, awaits: bool) -> distribute::Result<St
     model.variables.sha256()
 }
 
-/// Runs the program as a worker, and prints its result.
+/// Runs the program as a worker that the launcher started, and prints its result.
 fn worker() -> distribute::Result<()> {
     let first = std::env::var("DISTRIBUTE_RESTART").unwrap() == "0";
     let config = std::env::var("TF_CONFIG").unwrap();

@@ -17,8 +17,8 @@ fn alone(name: &str, replicas: usize, arguments: &[&str]) -> Value {
     figures(&output)
 }
 
-/// Checks that `workers` processes of `replicas` each train the weights of one process with the same number
-/// of replicas.
+/// Checks that `workers` processes with `replicas` replicas each train the same weights as one process with as many
+/// replicas.
 fn same_weights(name: &'static str, (workers, replicas): (usize, usize)) {
     watched(move || {
         let arguments = ["--epochs", "1", "--quiet", "--json"];

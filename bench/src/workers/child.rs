@@ -8,7 +8,7 @@ use crate::output;
 use crate::work::{Mlp, Model, Recommender};
 use distribute::Result;
 
-/// Performs the work of the order `name`. Worker 0 prints its measurement.
+/// Does the work of the order `name`. Worker 0 prints its measurement as a line.
 pub fn run(name: &str) -> Result<()> {
     let Order { place, work } = name.parse()?;
     let sample = match work {

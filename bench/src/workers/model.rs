@@ -21,12 +21,12 @@ pub enum Algorithm {
 /// The traffic of the worker that sends the most.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sent {
-    /// The number of times that the worker waits for others.
+    /// The number of times that the worker waits for messages of others.
     pub rounds: f64,
     /// The number of messages. It includes those of the agreement: in the first round, a worker sends its call to every
     /// other worker.
     pub messages: f64,
-    /// The number of bytes of vectors that are sent.
+    /// The number of bytes sent as parts of vectors.
     pub bytes: f64,
 }
 

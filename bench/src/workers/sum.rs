@@ -100,7 +100,7 @@ fn timed(
     Ok((seconds * 1e6, last))
 }
 
-/// Sends both vectors to both workers. Both add them in the same order.
+/// Adds the vectors of two workers: each sends its whole vector to the other, and both add them in the same order.
 fn exchanged(mut calling: GroupCall<'_>, mine: &Bytes, weights: &[f32]) -> Result<Vec<Bytes>> {
     let all = calling.all_gather_sized("its vector", mine.clone(), |_| mine.len()).map_err(failed)?;
     let all: Vec<_> = all.iter().map(|bytes| numbers::<f32>(bytes)).collect();
@@ -110,7 +110,7 @@ fn exchanged(mut calling: GroupCall<'_>, mine: &Bytes, weights: &[f32]) -> Resul
     Ok(vec![sum.freeze()])
 }
 
-/// Checks the result, in which worker `k` has contributed `k + 1` to every element.
+/// Checks an all-reduce in which worker `k` contributed `k + 1` to every element.
 fn check(sums: &[Bytes], bytes: usize, workers: usize) -> Result<()> {
     let expected = (workers * (workers + 1) / 2) as f32;
     let length: usize = sums.iter().map(Bytes::len).sum();

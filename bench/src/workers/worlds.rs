@@ -85,7 +85,7 @@ fn measure(links: Links, rounds: usize, seconds: f64) -> Result<Vec<Measured>> {
 }
 
 impl Measured {
-    /// Returns the time that the model predicts, in microseconds.
+    /// Returns the time of this all-reduce that the model predicts, in microseconds.
     fn model(&self, link: &Link, cores: usize) -> f64 {
         let Point { algorithm, workers, bytes, .. } = self.point;
         link.on_one_machine(algorithm, workers, bytes, cores) * 1e6

@@ -1,4 +1,4 @@
-//! The context of running code: the current strategy, replica and update.
+//! The context in which code runs: the current strategy, replica and update.
 
 #[doc(inline)]
 pub use distribute_core::context::{

@@ -1,4 +1,4 @@
-//! Links between processes: rendezvous, identity and encryption.
+//! Links between processes: the rendezvous of workers, their identity, and encryption.
 
 #[doc(inline)]
 pub use distribute_net::{Certificates, Credentials, Identity, JoinError, Secret, SharedMemory};

@@ -1,4 +1,4 @@
-//! Runs the cases that TensorFlow computed: `cargo test -p distribute --test oracle [-- filter]`.
+//! Runs cases whose expected results TensorFlow has computed: `cargo test -p distribute --test oracle [-- filter]`.
 //!
 //! Reads every `*.json` in `$ORACLE_DIR` (by default `tests/oracle/cases`). Each case runs or fails: there is no
 //! skipping. A deliberate difference (`oracle/differences.rs`) names its rule, and the different behaviour is checked.

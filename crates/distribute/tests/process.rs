@@ -1,5 +1,5 @@
-//! Programs that configure neither threads nor logging. Each case is a process with only the main thread: there is no
-//! test harness here.
+//! Tests of programs that configure neither threads nor logging. Each runs in a process with only the main thread,
+//! which is why this target has no test harness.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -33,7 +33,7 @@ fn two_replicas() -> Strategy {
         .unwrap()
 }
 
-/// Runs two replicas. Replica 1 makes its call only after the other has timed out.
+/// Runs two replicas whose collective times out: replica 1 makes its call only after the other has given up.
 fn hang(strategy: &Strategy) {
     let (told, wait) = mpsc::channel();
     let (told, wait) = (std::sync::Mutex::new(told), std::sync::Mutex::new(wait));
@@ -48,7 +48,7 @@ fn hang(strategy: &Strategy) {
     error.unwrap_err();
 }
 
-/// Runs a program. [`main`] checks its standard error.
+/// Runs the program of this name. [`main`] checks its standard error.
 fn program(part: &str) {
     match part {
         "alone" => {
@@ -98,7 +98,7 @@ fn program(part: &str) {
     }
 }
 
-/// The number of allocated blocks.
+/// The number of blocks that are allocated now.
 static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
 
 /// The system's allocator, with a counter.
@@ -118,12 +118,14 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// A main function of a typical program. There is another one here, but they share the allocator.
+/// Stands for the `main` of a typical program with a counting allocator. This file has its own `main`, and both use the
+/// same allocator.
 #[allow(dead_code)]
 #[distribute::main(allocator = Counting)]
 fn with_an_allocator() {}
 
-/// Runs a part with these settings, and returns its standard output and error.
+/// Runs the program `part` in a process with the given environment variables, and returns its standard output and
+/// error.
 fn run(part: &str, settings: &[(&str, &str)]) -> (String, String) {
     let mut command = child::command("-", part);
     command.envs(settings.iter().copied());

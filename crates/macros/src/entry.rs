@@ -5,9 +5,8 @@ use quote::quote;
 use syn::parse::{ParseStream, Parser};
 use syn::{Error, Ident, ItemFn, Path, Result, ReturnType, Token, Type};
 
-/// Returns the function with a call to `init` as its first statement, preceded by the allocator that the arguments
-/// specify. If the function returns a `Result`, its body becomes an inner function, whose result is passed to
-/// `end_main`.
+/// Returns the function with a call to `init` as its first statement, after the allocator that the arguments specify.
+/// If the function returns a `Result`, its body becomes an inner function, whose result is passed to `end_main`.
 pub fn expand(arguments: TokenStream, mut function: ItemFn) -> Result<TokenStream> {
     let allocator = allocator.parse2(arguments)?.map(|allocator| {
         quote!(
@@ -41,7 +40,7 @@ pub fn expand(arguments: TokenStream, mut function: ItemFn) -> Result<TokenStrea
     Ok(quote!(#allocator #function))
 }
 
-/// Returns whether the type is named `Result`, as those of the standard library, this library and `anyhow` are.
+/// Returns whether the type is named `Result`. The types of the standard library, of this library and of `anyhow` are.
 fn returns_result(output: &ReturnType) -> bool {
     let ReturnType::Type(_, of) = output else { return false };
     let Type::Path(path) = &**of else { return false };

@@ -12,8 +12,8 @@ const MAX_PARAMETERS: usize = 8;
 
 const CONTEXT: &str = "WorkerContext";
 
-/// Returns a type with the function's name. It can be called like the function, identifies the function to a
-/// coordinator, and is registered.
+/// Returns a type with the function's name, which can be called like the function and identifies the function to a
+/// coordinator, and the registration of the function.
 pub fn expand(arguments: TokenStream, function: ItemFn) -> Result<TokenStream> {
     if !arguments.is_empty() {
         return Err(Error::new_spanned(arguments, "#[distribute::remote] takes no arguments"));
@@ -83,7 +83,7 @@ pub fn expand(arguments: TokenStream, function: ItemFn) -> Result<TokenStream> {
     })
 }
 
-/// Checks that the function is of a supported kind.
+/// Checks that the function's signature is supported.
 fn check(signature: &Signature) -> Result<()> {
     let refuse = |tokens: &dyn ToTokens, text: &str| {
         Err(Error::new_spanned(tokens.to_token_stream(), format!("a remote function {text}")))
@@ -175,7 +175,7 @@ struct Kind<'a> {
 }
 
 impl Kind<'_> {
-    /// Returns the name of a parameter, and the expression that forwards it to the function.
+    /// Returns the name of a parameter in the expansion, and the expression that passes it to the function.
     fn passed((number, kind): (usize, &Self)) -> (Ident, TokenStream) {
         let name = quote::format_ident!("__{number}");
         let passed = if kind.by_reference { quote!(&#name) } else { quote!(#name) };

@@ -1,4 +1,4 @@
-//! `#[derive(Nest)]` in typical use.
+//! Tests of `#[derive(Nest)]` in typical use.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 

@@ -37,10 +37,9 @@ fn played(folder: &Path, release: Option<&str>) -> Option<PathBuf> {
     }
 }
 
-/// The controls of the replacement, in addition to NCCL's own calls.
+/// The functions that control the replacement, in addition to NCCL's own.
 struct Behind {
-    /// Sets the number of queries that a call takes from now on, and its final result. Returns the number of
-    /// communicators.
+    /// Sets the number of polls that each later call needs, and its final result. Returns the number of communicators.
     played: Symbol<'static, extern "C" fn(c_int, c_int) -> c_int>,
     /// Sets the GPU of this thread.
     gpu: Symbol<'static, extern "C" fn(c_int)>,
@@ -61,7 +60,7 @@ impl Behind {
     }
 }
 
-/// Queries until nothing is in progress, and returns the number of queries.
+/// Polls until no operation is in progress. Returns the number of polls that found one.
 fn questions(nccl: &Nccl, all: &Communicators) -> usize {
     (0..).take_while(|_| !nccl.busy(all, "played").unwrap().is_empty()).count()
 }

@@ -28,7 +28,7 @@ pub enum Certain {
 enum Made {
     Agreed(f32),
     Blamed(Blame),
-    /// The call failed, and the session is over.
+    /// The call failed, and the session is over for the worker.
     Over,
 }
 
@@ -98,7 +98,7 @@ impl Checks {
         std::mem::take(&mut self.met)
     }
 
-    /// Records that a call of a training run has failed for a worker, which takes part in another rendezvous.
+    /// Records that a call of a training run has failed for a worker, which then takes part in another rendezvous.
     pub fn lost(&mut self) {
         self.losses += 1;
     }
@@ -108,7 +108,7 @@ impl Checks {
         self.updates += 1;
     }
 
-    /// Records that a worker has completed its training run.
+    /// Records the state of a worker that has completed its training run.
     pub fn trained(&mut self, weights: Weights) {
         self.trained.push(weights);
     }

@@ -55,7 +55,7 @@ impl Context<'_> {
         self.agenda.now()
     }
 
-    /// Returns `true` if this bug is planted.
+    /// Returns `true` if the bug `planted` is planted in this simulation.
     pub fn has(&self, planted: Planted) -> bool {
         self.planted == Some(planted)
     }

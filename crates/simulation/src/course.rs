@@ -15,7 +15,7 @@ pub struct Course {
     /// The time from an interruption of the training run until a worker gives up the rendezvous and the agreement after
     /// it.
     pub patience: Duration,
-    /// The percentage of steps that a worker delays.
+    /// The percentage of a worker's steps that are delayed.
     pub breaks: u64,
     /// The maximum delay of a step.
     pub longest_break: Duration,

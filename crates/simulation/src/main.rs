@@ -1,4 +1,4 @@
-//! Simulates a cluster. Prints the history of one seed, and the results of one or many.
+//! Simulates a cluster. Prints the history of one seed, or the results of many.
 
 use clap::Parser;
 use distribute_simulation::{Planted, Scenario};

@@ -25,8 +25,8 @@ pub enum Fault {
     },
     /// The connections between two hosts break.
     Break(usize, usize),
-    /// A process that joined an earlier generation, and has been unreachable since then, returns. Nothing happens if
-    /// there has been only one generation.
+    /// A process that joined an earlier generation, and has been unreachable since then, becomes reachable again.
+    /// Nothing happens if there has been only one generation.
     Revenant(usize),
     /// A second process of a worker is started by mistake.
     Twin(usize),
@@ -61,7 +61,7 @@ pub struct Elastic {
     pub grace: Duration,
     /// The maximum time until a process is replaced, in addition to 100 ms.
     pub away: Duration,
-    /// The number of processes that are spares. A world has at most the others.
+    /// The number of processes that are spares. A world has at most as many workers as there are other processes.
     pub spares: usize,
 }
 

@@ -15,7 +15,7 @@ pub enum Planted {
     SessionFence,
     /// A frame of a past round is accepted in the current round.
     RoundFence,
-    /// The timeout of a call never passes.
+    /// The deadline of a call never passes.
     NoDeadline,
     /// The worker that makes the decision does not send it.
     VerdictUnsaid,
@@ -43,7 +43,7 @@ pub enum Planted {
     TableEarly,
     /// The leader creates the generation after its own, instead of the one after the latest generation of all workers.
     MaximumIgnored,
-    /// A worker that missed a rendezvous does not join again like a newly started worker.
+    /// A worker that missed a rendezvous keeps its claim, instead of joining like a newly started worker.
     ClaimKept,
     /// A worker that lost another during the rendezvous does not join again.
     LossGivesUp,
@@ -71,7 +71,7 @@ pub enum Planted {
     SparesCounted,
     /// A world that consists only of the present workers is announced as one with all workers.
     TableOfAll,
-    /// A batch is split over the maximum number of workers instead of the current number.
+    /// A batch is split over the maximum number of workers, instead of the current number.
     DealtAsBefore,
     /// A step begins although other workers are waiting to join.
     WaitingIgnored,

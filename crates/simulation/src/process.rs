@@ -262,7 +262,7 @@ impl Process {
         }
     }
 
-    /// Returns the connections of the process to spares.
+    /// Returns the connections of the process to spares, if it is working.
     pub fn spares(&self) -> Vec<Conn> {
         self.working().map(|working| working.spares().collect()).unwrap_or_default()
     }

@@ -27,7 +27,7 @@ const RUN: &str = "run";
 /// The training run of one worker.
 #[derive(Debug, Default)]
 pub struct Training {
-    /// Whether the worker has already taken part in the training run.
+    /// Whether the worker has already taken part in training.
     begun: bool,
     /// Whether the process was a spare, which has built its model before it joined.
     spare: bool,
@@ -135,7 +135,7 @@ impl Training {
         working.compute(context, Duration::from_millis(least));
     }
 
-    /// Continues after computing.
+    /// Performs the next action after the computation between two calls.
     pub fn act(&mut self, working: &mut Working, context: &mut Context<'_>) -> Go {
         match &self.stage {
             Stage::Started => Go::On,
@@ -214,7 +214,7 @@ impl Training {
         }
     }
 
-    /// Computes until the next step.
+    /// Begins to compute before the next step.
     fn between(&mut self, working: &mut Working, context: &mut Context<'_>) -> Go {
         self.stage = Stage::Between;
         let (script, me) = (&context.plan.script, working.world.worker());

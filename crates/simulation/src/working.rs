@@ -63,7 +63,7 @@ pub struct Working {
 
 #[derive(Clone, Copy, Debug)]
 enum Doing {
-    /// The worker computes until this time, and then acts.
+    /// The worker computes until the given time, and then acts.
     Computing(Duration),
     /// The worker waits for the others in a round until `until`. The round must be over at `end`.
     Waiting { until: Duration, end: Duration },
@@ -228,7 +228,7 @@ impl Working {
         self.inbox.next_number(fnv1a(name.bytes()))
     }
 
-    /// Computes for the given time.
+    /// Begins to compute for the given time.
     pub fn compute(&mut self, context: &Context<'_>, time: Duration) {
         self.doing = Doing::Computing(context.now() + time);
     }

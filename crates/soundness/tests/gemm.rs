@@ -1,4 +1,4 @@
-//! The file `gemm.rs` of the crate `nn` and its tests, unchanged and without candle.
+//! Runs the tests of the file `gemm.rs` of the crate `nn`, unchanged and without candle.
 
 #![allow(dead_code, reason = "what only layers use")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -10,7 +10,7 @@ extern crate self as distribute_base;
 
 /// A substitute for `candle_core::utils`.
 pub mod utils {
-    /// Returns 1: products are computed on this thread, and in some tests also on others.
+    /// Returns 1, so that products are computed on the calling thread. Some tests pass more threads explicitly.
     pub fn get_num_threads() -> usize {
         1
     }
@@ -20,9 +20,9 @@ pub mod utils {
 pub mod internal {
     /// The operations on elements that products and their tests need.
     pub trait Number: Copy + PartialEq + Send + Sync + 'static {
-        /// Returns the nearest value.
+        /// Returns the number of this type that is nearest to `value`.
         fn of(value: f64) -> Self;
-        /// Returns the sum.
+        /// Returns the sum of two numbers.
         fn plus(self, other: Self) -> Self;
     }
 

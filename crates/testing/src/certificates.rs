@@ -1,4 +1,4 @@
-//! Creates the certificates of a job as files.
+//! The certificates of a job, created as files.
 
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, SanType};
 use std::path::{Path, PathBuf};

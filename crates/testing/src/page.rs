@@ -1,4 +1,4 @@
-//! Blocks of a page of the documentation that are compared with what the code does.
+//! Reads blocks of pages of the documentation, which tests compare with what the code does.
 
 use std::path::Path;
 

@@ -23,7 +23,7 @@ impl SplitMix {
         all[self.below(all.len())].clone()
     }
 
-    /// Changes valid bytes in the ways in which streams are typically corrupted.
+    /// Corrupts valid bytes in a few random places: removes, inserts, changes or appends bytes, or cuts the rest off.
     pub fn mutate(&mut self, bytes: &mut Vec<u8>) {
         for _ in 0..1 + self.below(4) {
             let at = self.below(bytes.len() + 1);

@@ -1,4 +1,4 @@
-//! Tests that require something that not every machine has.
+//! Skips tests that require something that not every machine has.
 
 use std::fmt::Display;
 

@@ -1,4 +1,4 @@
-//! The watchdog of the tests.
+//! A watchdog that limits the time of a test.
 
 use std::sync::mpsc;
 use std::time::Duration;

@@ -17,7 +17,7 @@ const BUFFER: usize = 64 << 10;
 pub(super) struct Events<W: Write = File> {
     to: W,
     buffer: String,
-    /// The first error. Nothing is written after it.
+    /// The first write error. Nothing is written after it.
     failed: Option<io::Error>,
 }
 
@@ -88,7 +88,7 @@ impl<W: Write> Events<W> {
     }
 }
 
-/// Converts a string to JSON.
+/// Converts a string to a JSON string.
 pub(super) fn text(text: &str) -> serde_json::Value {
     serde_json::Value::from(text)
 }

@@ -21,7 +21,7 @@ use tracing_subscriber::registry::LookupSpan;
 static LISTENERS: Mutex<Listeners> = Mutex::new(Listeners { file: None, watchers: 0 });
 /// Whether there are any listeners.
 static LISTENS: AtomicBool = AtomicBool::new(false);
-/// The number of the latest file. A thread resets its open spans if this number has changed.
+/// The number of the latest file. A thread that finds a new number forgets its open spans.
 static SESSION: AtomicU64 = AtomicU64::new(0);
 /// Whether there is a watch.
 static WATCHED: AtomicBool = AtomicBool::new(false);
@@ -33,7 +33,7 @@ struct Listeners {
 }
 
 impl Listeners {
-    /// Updates the flags. Must be called after each change.
+    /// Updates the flags of this module. It must be called after each change of the listeners.
     fn notify(&self) {
         WATCHED.store(self.watchers > 0, Ordering::Relaxed);
         LISTENS.store(self.file.is_some() || self.watchers > 0, Ordering::Relaxed);
@@ -95,7 +95,7 @@ thread_local! {
     static THREAD: RefCell<Thread> = RefCell::default();
 }
 
-/// Changes the state of this thread. Does nothing while the thread exits.
+/// Changes the state of this thread. Has no effect while the thread exits.
 fn on_this_thread(change: impl FnOnce(&mut Thread)) {
     let _ = THREAD.try_with(|thread| {
         let mut thread = thread.borrow_mut();

@@ -146,7 +146,7 @@ fn failed(path: &Path, source: std::io::Error) -> Error {
     Error::Io { operation: format!("writing the trace {}", path.display()), source }
 }
 
-/// Records that a subscriber with this crate's layer is installed, or that the program has requested the layer.
+/// Records that the layer is installed, or that the program has requested it for its own subscriber.
 pub(crate) fn is_layered() {
     LAYERED.store(true, Ordering::Relaxed);
 }

@@ -97,8 +97,8 @@ impl Stack {
 mod tests {
     use super::*;
 
-    /// Runs a script: `+name` enters, `-name` exits, and each takes a nanosecond. Spans with a capital letter become
-    /// complete slices.
+    /// Runs a script: `+name` enters a span and `-name` exits it. Each word takes a nanosecond. Spans with a capital
+    /// letter become complete slices.
     fn slices(script: &[&'static str]) -> Vec<(&'static str, u64, u64)> {
         let mut stack = Stack::default();
         let mut spans = Vec::new();

@@ -1,4 +1,4 @@
-//! Recording of replicas' activity while a monitor reads it.
+//! A guard that records replicas' activity while a monitor reads it.
 
 use super::activity::{Activity, activity_of};
 use super::layer::{WatchGuard, now};

@@ -15,7 +15,7 @@ use distribute_log::{info_or_stderr, warn_or_stderr};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 
-/// The way in which the process leaves the others.
+/// The way in which the process leaves the group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
     /// Gracefully: it waits for the others while they are connected, as MPI requires.
@@ -28,9 +28,9 @@ pub(crate) enum Ending {
 pub(crate) enum Report {
     /// All processes have joined, or joining has failed with the error.
     Joined(Result<Group, Error>),
-    /// No more bytes are sent or received. MPI is still finalized if all others have left gracefully.
+    /// No more bytes will be sent or received. MPI is still finalized if all others have left gracefully.
     Over,
-    /// MPI was finalized, or is not going to be. The thread exits.
+    /// MPI was finalized, or will not be. The thread exits.
     Done,
 }
 
@@ -65,8 +65,8 @@ pub(crate) fn run(settings: Settings, orders: &Receiver<Ending>, reports: &Sende
     report(Report::Done);
 }
 
-/// Sends and receives until this process is ordered to leave and all others have exited or are disconnected. After a
-/// failure, this ends after the shutdown timeout at the latest.
+/// Sends and receives until this process has been told to leave, and all others have exited or are disconnected. After
+/// a failure, it ends after the shutdown timeout at the latest.
 fn until_over(links: &Links, settings: Settings, orders: &Receiver<Ending>) {
     let mut ending = None;
     let mut is_told = false;
@@ -136,7 +136,7 @@ fn join(settings: Settings) -> Result<(Group, Arc<Links>), Error> {
     Ok((Group::new(world, links.clone(), inbox), links))
 }
 
-/// The size in bytes of a record that must be the same on all workers.
+/// The size in bytes of the record that all workers compare: it must be the same on all of them.
 const RECORD: usize = 2 * size_of::<u64>();
 
 fn agree(library: &mut Library, settings: Settings) -> Result<(), Error> {

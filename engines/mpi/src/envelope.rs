@@ -14,7 +14,7 @@ const SMALL: usize = 2 << 10;
 /// The maximum length of a piece in bytes. It is limited because MPI counts bytes in 32 bits.
 const PIECE: usize = 1 << 30;
 
-/// An error: received messages are malformed.
+/// An error in a received message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum EnvelopeError {
     #[error(transparent)]
@@ -47,7 +47,7 @@ fn split(frame: Frame, piece: usize) -> Vec<Bytes> {
     all
 }
 
-/// A decoder that assembles frames.
+/// A decoder that assembles frames from messages.
 #[derive(Debug, Default)]
 pub(crate) struct Assembly(Option<Partial>);
 
@@ -59,8 +59,7 @@ struct Partial {
 }
 
 impl Assembly {
-    /// Adds the next message. Returns the frame that it completes; `None` if more messages must follow.
-    ///
+    /// Adds the next message. Returns the frame if this message completes it, and `None` if more must follow.
     /// # Errors
     /// Returns an [`EnvelopeError`] if the message cannot follow the earlier ones.
     pub fn add(&mut self, message: Bytes) -> Result<Option<Frame>, EnvelopeError> {

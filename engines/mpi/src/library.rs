@@ -43,8 +43,8 @@ pub struct CallError {
     pub text: String,
 }
 
-/// An operation of MPI, which reads and writes the operation's memory until the operation has completed. If a request
-/// is dropped before then, its memory is never freed.
+/// A running operation of MPI, with the memory that it reads and writes. If a request is dropped before the operation
+/// has completed, its memory is never freed.
 pub(crate) struct Request {
     raw: MPI_Request,
     from: Bytes,
@@ -232,7 +232,7 @@ fn index(number: c_int) -> usize {
     usize::try_from(number).unwrap_or_default()
 }
 
-/// Converts a number to MPI's type. Returns an error of `call` if the number is too large.
+/// Converts a number to MPI's type. Returns an error of the MPI function `call` if the number is too large.
 fn number(call: &'static str, number: usize) -> Result<c_int, CallError> {
     number.try_into().map_err(|_| CallError { call, text: format!("{number} is too large for MPI") })
 }

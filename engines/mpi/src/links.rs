@@ -66,8 +66,8 @@ impl Links {
         state
     }
 
-    /// Makes one turn of the background thread, unless another thread is polling, and then pauses. Returns the result
-    /// of `look`, which is called in between.
+    /// Does one turn of the background thread's work, unless another thread is polling, and then pauses. Returns the
+    /// result of `look`, which is called before the pause.
     pub fn turn_in_the_background<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.state();
         let away = self.driving.load(Ordering::Relaxed);
@@ -81,7 +81,7 @@ impl Links {
         looked
     }
 
-    /// Sends and receives until `check` returns a value; returns `None` after `patience`. `check` is called after each
+    /// Sends and receives until `check` returns a value. Returns `None` after `patience`. `check` is called after each
     /// turn. Its second argument is `true` if the turn has delivered a message, or reported a process that has left or
     /// was disconnected.
     fn until<T>(

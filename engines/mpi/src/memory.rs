@@ -1,4 +1,4 @@
-//! Memory for numbers.
+//! Memory that is aligned for numbers.
 
 use bytes::Bytes;
 

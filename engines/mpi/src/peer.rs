@@ -52,23 +52,25 @@ impl Peer {
         self.life
     }
 
-    /// Sets the status of a process that will send nothing more.
+    /// Sets the status of a process that will send nothing more, to [`Life::Ended`] or [`Life::Lost`].
     pub fn end(&mut self, life: Life) {
         self.life = life;
     }
 
-    /// Returns whether an operation is running.
+    /// Returns whether a message is being sent or received.
     pub fn is_busy(&self) -> bool {
         !self.sending.is_empty() || self.receiving.is_some()
     }
 
-    /// Returns whether everything was sent.
+    /// Returns whether everything has been sent.
     pub fn has_sent(&self) -> bool {
         self.sending.is_empty()
     }
 
     /// Starts to send a frame. A process that has sent its final message is sent only a final message, for which it is
-    /// waiting, and a lost process is sent nothing. If MPI fails, the error is the reason.
+    /// waiting, and a lost process is sent nothing.
+    /// # Errors
+    /// Returns MPI's error, as the reason why the process is lost.
     pub fn send(&mut self, library: &mut Library, frame: Frame) -> Result<(), String> {
         let hears = match self.life {
             Life::Alive => true,
@@ -83,8 +85,9 @@ impl Peer {
         Ok(())
     }
 
-    /// Continues the running operations. Returns a frame if one has been received completely, and otherwise `None`. If
-    /// MPI fails, or if the process has sent something malformed, the error is the reason.
+    /// Continues the running operations. Returns a frame if one has been received completely, and otherwise `None`.
+    /// # Errors
+    /// Returns the reason why the process is lost: an error of MPI, or a malformed message.
     pub fn turn(&mut self, library: &mut Library) -> Result<Option<Frame>, String> {
         let told = |error: crate::CallError| error.to_string();
         if self.life == Life::Lost {

@@ -1,4 +1,4 @@
-//! This process, as one of the processes that are linked by MPI.
+//! [`run`], which makes this process one of those that MPI links.
 
 use crate::background::{self, Ending, Report};
 use crate::{Error, Settings};

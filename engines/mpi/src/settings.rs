@@ -1,4 +1,4 @@
-//! The settings of a process.
+//! The number of replicas and the deadlines of a process.
 
 use std::time::Duration;
 
@@ -7,9 +7,9 @@ use std::time::Duration;
 pub struct Settings {
     /// The number of replicas of this worker. Each replica is a thread. All workers must have the same number.
     pub replicas: usize,
-    /// The maximum time to wait until all processes have joined.
+    /// The maximum time until all processes have joined.
     pub join: Duration,
-    /// The interval between heartbeats.
+    /// The interval between heartbeats to the other processes.
     pub heartbeat: Duration,
     /// The time without a message after which a process is disconnected.
     pub silence: Duration,

@@ -58,7 +58,7 @@ impl State {
         }
     }
 
-    /// Sends a final message to all others, after which nothing more is sent to them. Has no effect at later calls.
+    /// Sends a final message to all others, after which nothing more is sent to them. Later calls have no effect.
     pub fn close(&mut self) {
         if !self.closed {
             self.say(|_| true, || Frame::Goodbye);
@@ -132,7 +132,7 @@ impl State {
         self.peers.iter().any(Peer::is_busy)
     }
 
-    /// Returns whether anything may still be received.
+    /// Returns whether a process is still connected, so that a message may be received.
     pub fn hears(&self) -> bool {
         self.peers.iter().any(|peer| peer.life() == Life::Alive)
     }

@@ -24,7 +24,7 @@ use support::{mpirun, started};
 
 const PATIENCE: Duration = Duration::from_secs(40);
 
-/// The results of a replica, each with the name of its call.
+/// The results of a replica's calls, each with the name of the call.
 type Got = Vec<(String, Vec<u8>)>;
 
 fn call(operation: Operation, detail: &str) -> Fingerprint {
@@ -37,7 +37,7 @@ fn bytes(leaves: &[Leaf]) -> Vec<u8> {
 
 const LENGTHS: [usize; 3] = [0, 65, 1001];
 
-/// Makes the calls of each replica.
+/// Makes the calls that each replica makes, and returns their results.
 fn of_replicas(member: &Member) -> Got {
     let mut got = Got::new();
     for len in LENGTHS {
@@ -66,7 +66,7 @@ fn vector(replica: usize, len: usize) -> Vec<f32> {
     (0..len).map(|at| ((replica * 7 + at * 13) % 97) as f32 * 10f32.powi(exponent(at))).collect()
 }
 
-/// Returns all options of sums.
+/// Returns all combinations of the options of sums.
 fn ways() -> impl Iterator<Item = SumOptions> {
     [Order::Exact, Order::Fast].into_iter().flat_map(|order| {
         [Wire::Full, Wire::F16, Wire::Bf16].into_iter().flat_map(move |wire| {
@@ -75,7 +75,7 @@ fn ways() -> impl Iterator<Item = SumOptions> {
     })
 }
 
-/// Makes the calls that are made once for all replicas of a worker.
+/// Makes the calls that are made once for all replicas of a worker, and returns their results.
 fn of_workers(member: &Member) -> Got {
     let make = |name: &str, make: &dyn Fn(GroupCall<'_>, &[usize]) -> Vec<u8>| {
         let said = |_| call(Operation::Reduce, name);
@@ -143,7 +143,7 @@ fn native(options: &SumOptions) -> &'static str {
     if options.order == Order::Fast && options.wire == Wire::Full { NATIVE } else { "" }
 }
 
-/// Returns the results of each replica of this worker.
+/// Makes all calls on each replica of this worker, and returns the results by replica.
 fn on_replicas(group: &Group) -> Vec<Got> {
     let replicas = group.world().replicas();
     let results: Vec<_> = (0..replicas).map(|_| Mutex::new(None)).collect();
@@ -156,7 +156,7 @@ fn on_replicas(group: &Group) -> Vec<Got> {
     results.into_iter().map(|result| result.into_inner().unwrap().unwrap()).collect()
 }
 
-/// Returns the results of this worker's replicas if all workers are threads of this process.
+/// Returns the results of this worker's replicas when all workers are threads of this process.
 fn on_threads(group: &Group) -> Vec<Got> {
     let world = group.world();
     let groups = local::groups(Links::Memory, world.workers(), world.replicas()).unwrap();

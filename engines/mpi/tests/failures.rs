@@ -49,7 +49,7 @@ fn run(body: impl FnOnce(Group)) {
     ran.unwrap();
 }
 
-/// Whether a process is running. A zombie does not count.
+/// Returns whether a process is running. A zombie does not count.
 fn lives(pid: &str) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with(['Z', 'X']))
@@ -83,7 +83,8 @@ fn a_worker_that_ends_or_is_late_is_named_on_all_others() {
     });
 }
 
-/// MPI does not notice it. The others do, and exit without `MPI_Finalize`. Then `mpirun` kills it.
+/// Stops a process, which MPI does not notice. The others notice it, and exit without `MPI_Finalize`. Then `mpirun`
+/// kills the stopped process.
 #[test]
 fn a_process_that_is_stopped_is_lost_and_ended_with_the_job() {
     const TEST: &str = "a_process_that_is_stopped_is_lost_and_ended_with_the_job";

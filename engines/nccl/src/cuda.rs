@@ -11,13 +11,13 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A vector may have the size of the GPU's free memory, divided by this number.
+/// The divisor of the GPU's free memory that gives the maximum size of a vector.
 const PARTS: usize = 2;
 
-/// The maximum time to wait while a communicator is aborted. If a GPU hangs, aborting never completes.
+/// The maximum time to wait for the abort of a communicator. On a GPU that hangs, the abort never completes.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// A GPU and, after it is created, its communicator.
+/// A GPU and, once it is created, its communicator.
 pub(crate) struct Cuda {
     nccl: &'static Nccl,
     stream: Arc<CudaStream>,
@@ -54,8 +54,7 @@ impl Cuda {
         self.communicator.as_ref().ok_or_else(gone)
     }
 
-    /// Returns whether NCCL has completed the last operation, whose name is `call`.
-    ///
+    /// Returns whether NCCL has completed the last operation, which the function `call` started.
     /// # Errors
     /// Returns an error of `call` if the operation has failed, of `ncclAllReduce` if there is no communicator, and of
     /// `ncclCommGetAsyncError` if NCCL does not return a status.

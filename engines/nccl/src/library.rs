@@ -18,7 +18,7 @@ pub(crate) trait Library: Send {
     /// Starts to link this worker with the other workers of the communicator `id`.
     fn link(&mut self, id: UniqueId, worker: usize, workers: usize) -> Result<(), CallError>;
 
-    /// Returns whether the workers are linked. If linking has failed, returns the error.
+    /// Returns whether the workers are linked. Returns an error if linking has failed.
     fn is_linked(&mut self) -> Result<bool, CallError>;
 
     /// Returns the maximum length in bytes of a vector for which the GPU has enough free memory.
@@ -27,7 +27,7 @@ pub(crate) trait Library: Send {
     /// Starts to sum the vectors of all workers. `vector` is this worker's, and `number` is the type of its elements.
     fn begin(&mut self, vector: &[u8], number: Number) -> Result<(), CallError>;
 
-    /// Returns the sum if it is complete, and otherwise `None`. If the operation has failed, returns the error.
+    /// Returns the sum if it is complete, and otherwise `None`. Returns an error if the operation has failed.
     fn sum(&mut self) -> Result<Option<Vec<u8>>, CallError>;
 
     /// Aborts the communicator and its current operation, if there are any.

@@ -81,7 +81,7 @@ pub(crate) fn agree(records: &[Bytes]) -> Result<UniqueId, Error> {
     agreed.map(|(_, id)| id).ok_or(Error::Record { worker: 0 })
 }
 
-/// Returns the default GPU of a worker. The workers of a host use its GPUs in order. `hosts` has the host of each
+/// Returns the default GPU of a worker: the workers of a host use its GPUs in order. `hosts` has the host name of each
 /// worker.
 pub(crate) fn gpu_of(hosts: &[Bytes], worker: usize) -> usize {
     let host = hosts.get(worker);

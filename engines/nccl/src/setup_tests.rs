@@ -1,4 +1,4 @@
-//! Workers on threads, with a replacement for NCCL.
+//! Tests of the setup with workers on threads and a replacement for NCCL.
 
 use super::*;
 use crate::CallError;
@@ -13,12 +13,12 @@ use std::sync::Mutex;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The behaviour of one worker's NCCL.
+/// The behaviour of the replacement on one worker.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Act {
     Well,
     NoGpu,
-    /// The call that links fails.
+    /// The call that links the workers fails.
     Unlinked,
     /// The sums fail.
     Fails,
@@ -27,11 +27,11 @@ enum Act {
 }
 use Act::{Fails, Hangs, NoGpu, Unlinked, Well};
 
-/// The contributions of all workers of one communicator.
+/// The vectors that all workers of one communicator have contributed.
 #[derive(Debug, Default)]
 struct Contributions {
     linked: BTreeMap<usize, UniqueId>,
-    /// The contributions by number of the sum.
+    /// The vectors of each sum, by the number of the sum.
     brought: BTreeMap<usize, Vec<Vec<f32>>>,
     aborted: usize,
 }
@@ -98,7 +98,8 @@ impl Library for Played {
     }
 }
 
-/// Runs `body` on each worker with the result of the setup. Returns the results of `body`, and the contributions.
+/// Runs `body` on each worker with the result of the setup. Returns the result of `body` on each worker, and the
+/// contributions.
 fn on_workers<T: Send + 'static>(
     acts: &'static [Act],
     body: impl Fn(usize, Result<Group, Error>) -> T + Send + Sync + 'static,

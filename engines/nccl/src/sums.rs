@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// The sums of a communicator.
+/// The sums of a group, computed by NCCL.
 pub(crate) struct Sums<L> {
     library: Mutex<L>,
     /// The group, which detects failed workers.

@@ -1,4 +1,4 @@
-//! Numpy's arrays from tensors, and tensors from arrays.
+//! Conversion of numpy's arrays to tensors, and of tensors to arrays.
 
 use crate::errors::{Error, Result};
 use distribute_tensor::dtype::Buffer;
@@ -8,7 +8,7 @@ use numpy::{
 };
 use pyo3::prelude::*;
 
-/// Runs an expression with the element type of a dtype that numpy has, and another one for all others.
+/// Evaluates an expression with the Rust type of a dtype that numpy has too, and another one for any other dtype.
 macro_rules! numbers {
     ($dtype:expr, $type:ident => $body:expr, $other:ident => $else:expr) => {
         match $dtype {
@@ -62,7 +62,9 @@ macro_rules! numbers {
 }
 pub(crate) use numbers;
 
-/// Returns the dtype with one of numpy's names.
+/// Returns the dtype that numpy calls `name`.
+/// # Errors
+/// - [`Error::Argument`]: there is no such dtype, or numpy has no equivalent.
 pub fn dtype_of(name: &str) -> Result<DType> {
     let dtype: DType = name.parse().map_err(|error| Error::Argument(format!("{error}")))?;
     numbers!(dtype, T => { let _: Option<T> = None; Ok(dtype) }, other => Err(unsupported(other)))
@@ -72,8 +74,8 @@ fn unsupported(dtype: DType) -> Error {
     Error::Argument(format!("{} is not a dtype of this client: use numbers or bool", dtype.name()))
 }
 
-/// Returns a tensor with the elements of anything that numpy converts to an array, as `dtype` or, without one, in the
-/// dtype that the array has.
+/// Converts anything that numpy can convert to an array into a tensor. The tensor has the given dtype or, by default,
+/// that of the array.
 pub fn tensor(value: &Bound<'_, PyAny>, dtype: Option<DType>) -> PyResult<HostTensor> {
     let py = value.py();
     let numpy = py.import("numpy")?;
@@ -105,7 +107,7 @@ pub fn tensor(value: &Bound<'_, PyAny>, dtype: Option<DType>) -> PyResult<HostTe
     numbers!(dtype, T => copy::<T>(&array, dims), other => Err(unsupported(other).raise(py)))
 }
 
-/// Returns ids, from anything that numpy converts to integers, and the shape in which they were given.
+/// Returns ids, and the shape in which they were given, from anything that numpy can convert to integers.
 pub fn ids(value: &Bound<'_, PyAny>) -> PyResult<(Vec<i64>, Vec<usize>)> {
     let py = value.py();
     let array = py.import("numpy")?.call_method1("asarray", (value,))?;
@@ -121,7 +123,7 @@ pub fn ids(value: &Bound<'_, PyAny>) -> PyResult<(Vec<i64>, Vec<usize>)> {
     Ok((tensor.into_vec().map_err(|error| Error::from(error).raise(py))?, dims))
 }
 
-/// Returns an array with the elements and the shape of a tensor. The elements are not copied.
+/// Converts a tensor to an array of the same shape, without a copy of the elements.
 pub fn array<'py>(py: Python<'py>, tensor: HostTensor) -> PyResult<Bound<'py, PyAny>> {
     let dims = tensor.dims().to_vec();
     fn of<'py, T: NumpyElement + Element>(
@@ -135,7 +137,7 @@ pub fn array<'py>(py: Python<'py>, tensor: HostTensor) -> PyResult<Bound<'py, Py
     numbers!(tensor.dtype(), T => of::<T>(py, tensor, dims), other => Err(unsupported(other).raise(py)))
 }
 
-/// Returns the elements of a buffer of a known type.
+/// Returns the elements of a buffer, which must have the type `T`. For another type, the slice is empty.
 pub fn elements<T: Element>(buffer: &Buffer) -> &[T] {
     T::slice(buffer).unwrap_or_default()
 }

@@ -14,8 +14,9 @@ pub struct Calls {
     timeout: Duration,
 }
 
-/// The connections of one process. A process that it has forked has copies of its sockets and of its numbers of
-/// changes: what it sent would be taken for what the first process sends, and would be dropped.
+/// The connections of one process. After a fork, the child would share the sockets and the numbers of requests that
+/// change something. Servers would take its requests for repetitions of the parent's and drop them, so a forked process
+/// must not use the connections.
 struct Channels {
     process: u32,
     all: Vec<Connection>,
@@ -37,7 +38,7 @@ impl Drop for Channels {
 }
 
 impl Calls {
-    /// Creates the connections of this process.
+    /// Creates the connections of this process. `timeout` limits each call of [`all`](Self::all).
     pub fn new(all: Vec<Connection>, timeout: Duration) -> Self {
         Self { channels: Arc::new(Channels { process: std::process::id(), all }), timeout }
     }
@@ -47,7 +48,7 @@ impl Calls {
         self.channels.all.len()
     }
 
-    /// Closes the connections, unless they are those of another process.
+    /// Closes the connections, unless they belong to the process that has forked this one.
     pub fn close(&self) {
         if !self.channels.is_forked() {
             self.channels.all.iter().for_each(|channel| channel.close());
@@ -80,7 +81,7 @@ impl Calls {
     }
 }
 
-/// Returns the error about a response of another kind.
+/// Returns the error for a response that does not belong to the request.
 pub fn unexpected(response: &Response) -> Error {
     Error::Other(format!("a server answers {}: are both of the same version?", response.name()))
 }

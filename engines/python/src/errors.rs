@@ -1,4 +1,4 @@
-//! The exceptions.
+//! The errors of this crate, and the Python exceptions that they become.
 
 use distribute_ps_tables::ChannelError;
 use pyo3::prelude::*;
@@ -6,15 +6,15 @@ use pyo3::prelude::*;
 /// An error of this crate, which becomes one of the package's exceptions.
 #[derive(Debug)]
 pub enum Error {
-    /// An argument is invalid: the text.
+    /// An argument is invalid, for the given reason.
     Argument(String),
     /// A server has refused a request, or cannot be reached.
     Channel(ChannelError),
-    /// A gradient that is to be finite is not: the text.
+    /// A gradient that must be finite is not, as the text explains.
     NotFinite(String),
     /// The process was forked after it had connected.
     Forked,
-    /// Another failure: the text.
+    /// Another failure, with its description.
     Other(String),
 }
 
@@ -45,7 +45,7 @@ impl From<distribute_checkpoint::Error> for Error {
 }
 
 impl Error {
-    /// Returns the exception.
+    /// Converts the error to an exception of the package.
     pub fn raise(self, py: Python<'_>) -> PyErr {
         let (class, text, kind) = match self {
             Self::Argument(text) => ("InvalidArgument", text, None),

@@ -29,8 +29,8 @@ mod variable;
 
 use pyo3::prelude::*;
 
-/// Keeps the memory of rows that were looked up or pushed for the next call. The system's allocator returns such blocks
-/// to the kernel, whose page faults took a third of a push.
+/// An allocator that keeps the memory of rows that were looked up or pushed for the next call. The system's allocator
+/// returns such blocks to the kernel, whose page faults took a third of a push.
 #[global_allocator]
 static MEMORY: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -93,10 +93,10 @@ pub struct Initializer {
 }
 
 impl Initializer {
-    /// The initializer of variables that are given none.
+    /// The initializer for variables that are created without one.
     pub const ZEROS: Self = Self { distribution: Distribution::Constant(0.), seed: 0 };
 
-    /// Returns the initializer of the variable with a name.
+    /// Returns this initializer for the variable `variable`, whose name is part of the seed.
     pub fn of(self, variable: &str) -> distribute_ps_tables::Initializer {
         distribute_ps_tables::Initializer::new(self.distribution, self.seed, variable)
     }

@@ -6,12 +6,12 @@ use crate::tables::{Rows, Shards, list};
 use distribute_ps_tables::{DynamicState, Request, Response, RowLocation, RowPartition, State, TableInfo};
 use distribute_tensor::HostTensor;
 
-/// The values and slots of a variable, by name. The values have the name "values". Those of a dynamic variable are
-/// preceded by "ids" and "used".
+/// The values and slots of a variable, by name. The name of the values is "values". A dynamic variable also has "ids"
+/// and "used", which come first.
 pub type SavedState = Vec<(String, HostTensor)>;
 
 impl Shards {
-    /// Reads the values and slots.
+    /// Reads the values and slots from the servers.
     pub fn state(&self, calls: &Calls) -> Result<SavedState> {
         match self.rows {
             Rows::Dense(partition) => self.dense_state(calls, partition),
@@ -67,8 +67,8 @@ impl Shards {
         first.into_iter().map(Ok).chain(rest.into_iter().map(whole)).collect()
     }
 
-    /// Restores values and slots, as [`state`](Self::state) returns them. Rows by ids that are not among them are
-    /// removed. Returns the number of rows for which a server had no place.
+    /// Restores values and slots, as [`state`](Self::state) returns them. A dynamic variable loses the rows whose ids
+    /// are not in `state`. Returns the number of rows for which a server had no space.
     pub fn restore(&self, calls: &Calls, state: &SavedState) -> Result<usize> {
         let of = |name: &str| {
             let found = state.iter().find(|(found, _)| found == name).map(|(_, tensor)| tensor);

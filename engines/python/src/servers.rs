@@ -26,7 +26,8 @@ use std::time::Duration;
 pub struct Servers {
     calls: Calls,
     addresses: Vec<String>,
-    /// The variables that were created or found with a "mod" partition, which tables do not tell.
+    /// The names of variables that were created or found with a "mod" partition. The servers' tables do not record the
+    /// kind of partition.
     modulo: Mutex<BTreeSet<String>>,
 }
 
@@ -85,7 +86,7 @@ fn strategy_of(py: Python<'_>, partition: &str) -> PyResult<PartitionStrategy> {
     }
 }
 
-/// Returns the name of a tensor of a variable in a checkpoint.
+/// Returns the name in a checkpoint of a variable's tensor, such as its values.
 fn saved_name(variable: &str, tensor: &str) -> String {
     format!("{variable}/{tensor}")
 }
@@ -276,7 +277,7 @@ impl Servers {
     }
 }
 
-/// Returns all variables of the servers. The rows of those in `modulo` are divided round-robin.
+/// Finds all variables on the servers. The rows of those in `modulo` are divided round-robin.
 fn all(calls: &Calls, modulo: &BTreeSet<String>) -> Result<Vec<Shards>> {
     let tables = list(calls)?;
     let names: BTreeSet<_> = tables.iter().map(|(_, table)| variable_of(&table.name).0).collect();

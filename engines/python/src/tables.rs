@@ -1,4 +1,4 @@
-//! The shards of a variable, found by their names or created, and what is done with them.
+//! The shards of a variable, and the operations on them.
 
 use crate::arrays::{elements, numbers};
 use crate::calls::{Calls, unexpected};
@@ -12,17 +12,17 @@ use distribute_ps_tables::{
 use distribute_tensor::dtype::Buffer;
 use distribute_tensor::{DType, Element, HostTensor, Write};
 
-/// The minimum size in bytes of a shard, unless the number of shards is given. Smaller variables are on one server.
+/// The minimum size in bytes of a shard, if the number of shards is not given. Smaller variables are on one server.
 const MIN_SHARD: usize = 256 << 10;
 
-/// The rows of a variable on the shards.
+/// The division of a variable's rows among the shards.
 #[derive(Clone, Copy, Debug)]
 pub enum Rows {
     Dense(RowPartition),
     Dynamic(HashPartition),
 }
 
-/// A variable on the servers.
+/// A variable, whose shards are tables on the servers.
 #[derive(Debug)]
 pub struct Shards {
     pub name: String,
@@ -30,7 +30,7 @@ pub struct Shards {
     pub dims: Vec<usize>,
     pub dtype: DType,
     pub rows: Rows,
-    /// The server and the name of the table of each shard.
+    /// The server of each shard, and the name of its table.
     pub tables: Vec<(usize, String)>,
 }
 
@@ -42,7 +42,8 @@ pub enum Initial {
     Ids(Initializer, DynamicOptions),
 }
 
-/// Lists the tables of all servers, except those that are not variables, each with the index of its server.
+/// Lists the variables' tables on all servers, each with the index of its server. Names that begin with `~` are not
+/// variables.
 pub fn list(calls: &Calls) -> Result<Vec<(usize, TableInfo)>> {
     let answers = calls.all((0..calls.servers()).map(|server| (server, Request::List)).collect())?;
     let mut all = Vec::new();
@@ -56,10 +57,9 @@ pub fn list(calls: &Calls) -> Result<Vec<(usize, TableInfo)>> {
 }
 
 impl Shards {
-    /// Finds a variable among the tables of all servers; `None` if there is none.
-    ///
+    /// Finds a variable among the tables of all servers. Returns `None` if there is none of this name.
     /// # Errors
-    /// - [`Error::Other`]: its tables are not all parts of one variable.
+    /// - [`Error::Other`]: the tables of this name are not all parts of one variable.
     pub fn find(name: &str, strategy: PartitionStrategy, all: &[(usize, TableInfo)]) -> Result<Option<Self>> {
         let mut found: Vec<_> = all
             .iter()
@@ -105,10 +105,10 @@ impl Shards {
         Ok(Some(Self { name: name.to_owned(), dims, dtype: first.dtype, rows, tables }))
     }
 
-    /// Creates a variable, or finds one that was created in the same way.
-    ///
+    /// Creates a variable, or finds the existing one if it was created with the same arguments.
     /// # Errors
-    /// - [`Error::Channel`]: a server has another variable of this name, or does not answer.
+    /// - [`Error::Argument`]: the shape is too large.
+    /// - [`Error::Channel`]: a server has another variable of this name, or does not respond.
     pub fn create(
         calls: &Calls,
         (name, dims, dtype): (&str, &[usize], DType),
@@ -206,12 +206,13 @@ impl Shards {
         self.row_dims().iter().product()
     }
 
-    /// Sets the rule of all shards.
+    /// Sets the update rule of all shards.
     pub fn set_rule(&self, calls: &Calls, rule: &RuleSpec) -> Result<()> {
         self.each(calls, |_, table| Ok(Some(Request::SetRule { table, rule: rule.clone() }))).map(drop)
     }
 
-    /// Sends a request to each shard for which there is one, and returns the responses with the index of the shard.
+    /// Sends a request to each shard for which `request` returns one. Returns the responses, each with the index of its
+    /// shard.
     pub fn each(
         &self,
         calls: &Calls,
@@ -227,7 +228,7 @@ impl Shards {
         Ok(shards.into_iter().zip(calls.all(requests)?).collect())
     }
 
-    /// Returns the partition of a dense variable.
+    /// Returns the partition of a dense variable, or an error of `operation` for a dynamic one.
     fn partition(&self, operation: &str) -> Result<RowPartition> {
         match self.rows {
             Rows::Dense(partition) => Ok(partition),
@@ -238,7 +239,7 @@ impl Shards {
         }
     }
 
-    /// Returns a shard's part of a tensor with the rows of the complete variable.
+    /// Returns the rows of one shard, from a tensor with the rows of the complete variable.
     fn part_of(&self, value: &HostTensor, shard: usize) -> Result<HostTensor> {
         let partition = self.partition("assign")?;
         if value.dims() != self.dims {
@@ -254,7 +255,7 @@ impl Shards {
         Ok(value.take_rows(&rows)?)
     }
 
-    /// Returns a tensor of the complete variable from one of each shard, in their order.
+    /// Joins the tensors of all shards, in their order, into one of the complete variable.
     pub fn whole(&self, mut parts: Vec<HostTensor>) -> Result<HostTensor> {
         let partition = self.partition("pull")?;
         match parts.pop() {
@@ -292,7 +293,7 @@ impl Shards {
         Ok(HostTensor::from_buffer(buffer, dims)?)
     }
 
-    /// Reads the complete variable.
+    /// Reads the complete dense variable.
     pub fn pull(&self, calls: &Calls) -> Result<HostTensor> {
         self.partition("pull")?;
         let read = |_, table| Ok(Some(Request::Read { table, known: None, may_round: false }));
@@ -303,14 +304,15 @@ impl Shards {
         self.whole(values.collect::<Result<_>>()?)
     }
 
-    /// Writes the complete variable.
+    /// Writes the complete dense variable.
     pub fn assign(&self, calls: &Calls, how: Write, value: &HostTensor) -> Result<()> {
         let write =
             |shard, table| Ok(Some(Request::Write { table, how, value: self.part_of(value, shard)? }));
         self.each(calls, write).map(drop)
     }
 
-    /// Checks a gradient that is to be finite, so that no shard has applied it when another one refuses it.
+    /// Checks a gradient that must be finite before any shard applies it, because otherwise some shards would apply it
+    /// and others refuse it.
     fn require_finite(&self, operation: &'static str, push: Push, gradient: &HostTensor) -> Result<()> {
         let finite = match gradient.dtype() {
             _ if !push.is_finite() => true,
@@ -326,7 +328,7 @@ impl Shards {
         Err(Error::NotFinite(text))
     }
 
-    /// Pushes a gradient of the complete variable.
+    /// Pushes a gradient of the complete dense variable.
     pub fn push(&self, calls: &Calls, push: Push, gradient: &HostTensor) -> Result<()> {
         self.require_finite("push", push, gradient)?;
         let request =
@@ -334,7 +336,7 @@ impl Shards {
         self.each(calls, request).map(drop)
     }
 
-    /// Returns for each shard its rows or ids, and the positions of these in the request.
+    /// Returns the rows or ids of each shard, and their positions in `ids`.
     pub fn split(&self, operation: &'static str, ids: &[i64]) -> Result<Vec<(Vec<i64>, Vec<usize>)>> {
         let count = 0..self.tables.len();
         Ok(match self.rows {
@@ -394,7 +396,7 @@ impl Shards {
         Ok(HostTensor::from_buffer(buffer, dims)?)
     }
 
-    /// Returns, for each shard, the rows of `values`, which has one for each id.
+    /// Splits `values`, which has one row for each id, among the shards. Returns the ids and the rows of each shard.
     fn parts(
         &self,
         operation: &'static str,
@@ -418,7 +420,7 @@ impl Shards {
         split.into_iter().map(part).collect()
     }
 
-    /// Writes rows of a dense variable.
+    /// Writes some rows of a dense variable.
     pub fn scatter(&self, calls: &Calls, how: Write, ids: &[i64], values: &HostTensor) -> Result<()> {
         self.partition("scatter")?;
         let parts = self.parts("scatter", ids, values)?;
@@ -429,7 +431,7 @@ impl Shards {
         self.each(calls, write).map(drop)
     }
 
-    /// Pushes a gradient of rows.
+    /// Pushes a gradient of some rows.
     pub fn push_rows(
         &self,
         calls: &Calls,

@@ -7,13 +7,13 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel}
 use std::thread::ThreadId;
 use std::time::Duration;
 
-/// The time between two checks for signals.
+/// The interval at which a wait checks for signals.
 const SLICE: Duration = Duration::from_millis(50);
 
-/// The most threads that are kept for later work.
+/// The maximum number of idle threads that are kept for later work.
 const KEPT: usize = 16;
 
-/// The time without work after which such a thread ends.
+/// The time without work after which an idle thread ends.
 const IDLE_TIME: Duration = Duration::from_secs(60);
 
 type Work = Box<dyn FnOnce() + Send>;
@@ -21,14 +21,14 @@ type Work = Box<dyn FnOnce() + Send>;
 /// The threads that have no work.
 static IDLE: Mutex<Idle> = Mutex::new(Idle { process: 0, threads: Vec::new() });
 
-/// Idle threads of one process. One that it has forked has none of them.
+/// The idle threads of one process. A fork does not copy them.
 struct Idle {
     process: u32,
     threads: Vec<(ThreadId, Sender<Work>)>,
 }
 
 impl Idle {
-    /// Leaves out the threads of a process that has forked this one.
+    /// Returns the idle threads of this process. After a fork, there are none.
     fn of_this_process(&mut self) -> &mut Vec<(ThreadId, Sender<Work>)> {
         let process = std::process::id();
         if self.process != process {
@@ -38,10 +38,9 @@ impl Idle {
     }
 }
 
-/// Gives work to an idle thread, or to a new one.
-///
+/// Gives work to an idle thread, or to a new one if none is idle.
 /// # Errors
-/// Returns the system's error if no thread is idle, and none can be started.
+/// Returns the system's error if a new thread cannot be started.
 fn start(work: Work) -> std::io::Result<()> {
     // A process may be forked while another thread holds the lock, which is then held for ever.
     if let Ok(mut idle) = IDLE.try_lock()
@@ -63,7 +62,7 @@ fn start(work: Work) -> std::io::Result<()> {
     std::thread::Builder::new().name("distribute-client".into()).spawn(serve).map(drop)
 }
 
-/// Puts this thread among the idle ones, and returns whether it is kept.
+/// Adds this thread to the idle ones, unless enough are kept. Returns whether it was added.
 fn become_idle(sender: &Sender<Work>) -> bool {
     let Ok(mut idle) = IDLE.try_lock() else { return false };
     let threads = idle.of_this_process();
@@ -74,8 +73,8 @@ fn become_idle(sender: &Sender<Work>) -> bool {
     kept
 }
 
-/// Waits for the next work. Returns nothing if there was none for a time, and this thread is no longer among the idle
-/// ones.
+/// Waits for the next work. Returns `None` if there was none for [`IDLE_TIME`], after this thread was removed from the
+/// idle ones.
 fn next_work(receiver: &Receiver<Work>) -> Option<Work> {
     loop {
         if let Ok(work) = receiver.recv_timeout(IDLE_TIME) {
@@ -92,8 +91,8 @@ fn next_work(receiver: &Receiver<Work>) -> Option<Work> {
     }
 }
 
-/// Does some work on another thread, without Python's lock, and waits for its result. A signal handler that raises an
-/// exception, such as that of Ctrl-C, ends the wait. The work has a deadline, and continues until then.
+/// Does `work` on another thread, without Python's lock, and waits for its result. A signal handler that raises an
+/// exception, such as that of Ctrl-C, ends the wait. The work itself continues until its deadline.
 pub fn without_lock<T: Send + 'static>(
     py: Python<'_>,
     work: impl FnOnce() -> Result<T> + Send + 'static,

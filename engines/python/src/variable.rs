@@ -1,4 +1,4 @@
-//! The class `Variable`.
+//! The Python class `Variable`.
 
 use crate::arrays::{array, ids, tensor};
 use crate::calls::Calls;
@@ -20,7 +20,7 @@ pub struct Variable {
     pub calls: Calls,
 }
 
-/// Returns the operation with a name.
+/// Parses the name of a write operation.
 fn write_of(py: Python<'_>, how: &str) -> PyResult<Write> {
     Ok(match how {
         "assign" => Write::Assign,
@@ -37,7 +37,7 @@ fn write_of(py: Python<'_>, how: &str) -> PyResult<Write> {
     })
 }
 
-/// Returns the options of a push. Without a step, the servers count.
+/// Returns the options of a push. Without `step`, the servers count the steps.
 fn push_of(py: Python<'_>, learning_rate: f64, step: Option<u64>, finite: bool) -> PyResult<Push> {
     let push = match step {
         None => Push::at(Step::after(0, learning_rate)).counted(),
@@ -48,7 +48,7 @@ fn push_of(py: Python<'_>, learning_rate: f64, step: Option<u64>, finite: bool) 
 }
 
 impl Variable {
-    /// Does some work on another thread, without Python's lock.
+    /// Does `work` with the variable's shards on another thread, without Python's lock.
     fn work<T: Send + 'static>(
         &self,
         py: Python<'_>,
@@ -58,7 +58,8 @@ impl Variable {
         without_lock(py, move || work(&shards, &calls))
     }
 
-    /// Returns ids, and rows with one for each of them. The shape of the ids may have any rank.
+    /// Converts ids of any shape, and values with one row for each of them. Returns the ids in one dimension, and the
+    /// values.
     fn rows_of(
         &self,
         rows: &Bound<'_, PyAny>,

@@ -1,4 +1,4 @@
-//! Jobs under a launcher whose tasks are parts of the test that starts them.
+//! Runs jobs under a launcher whose tasks are parts of the test that starts them.
 
 use distribute_launch::{Launch, Output, Plan};
 use distribute_testing::child;

@@ -1,4 +1,4 @@
-//! Examples as processes: started as the workers of a job, and their output.
+//! Starts examples as processes, such as the workers of a job, and reads their output.
 
 #![allow(dead_code)] // Each test program uses its part.
 
@@ -13,7 +13,7 @@ pub fn example(name: &str) -> PathBuf {
     test.parent().and_then(|deps| deps.parent()).unwrap().join("examples").join(name)
 }
 
-/// The workers of a job, killed when dropped, and the port of the first.
+/// The workers of a job, which are killed on drop, and the port of the first.
 pub struct Workers(pub Vec<Child>, pub Option<Port>);
 
 impl Drop for Workers {
@@ -58,7 +58,7 @@ pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Returns the JSON in the last line of an example's output.
+/// Returns the JSON in the last line of an example's output. The example must have succeeded.
 pub fn figures(output: &Output) -> Value {
     assert!(output.status.success(), "{}", text(&output.stderr));
     let stdout = text(&output.stdout);
@@ -66,7 +66,7 @@ pub fn figures(output: &Output) -> Value {
     serde_json::from_str(last).unwrap()
 }
 
-/// Sends SIGTERM.
+/// Sends SIGTERM to a process.
 pub fn terminate(process: &Child) {
     assert!(Command::new("kill").args(["-TERM", &process.id().to_string()]).status().unwrap().success());
 }

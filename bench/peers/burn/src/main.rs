@@ -1,7 +1,5 @@
-//! The same work in burn, with its stock layers and optimizer: on one thread, or with its matrix products on
-//! several.
-//!
-//! The options are those of the Python scripts: `--list`, `--serve`, or rounds without either. The formulas
+//! The benchmark's work in burn, with its stock layers and optimizer: on one thread, or with matrix products on
+//! several. The options are those of the Python scripts: `--list`, `--serve`, or rounds without either. The formulas
 //! are those of common.py.
 
 use burn::nn::loss::{BinaryCrossEntropyLossConfig, CrossEntropyLossConfig};
@@ -37,7 +35,7 @@ fn unit(stream: u32, i: usize) -> f32 {
     noise(stream, i) as f32 * (-24f32).exp2()
 }
 
-/// Creates a layer of shape (in, out), as in burn: the transpose of the formula's.
+/// Creates a layer with the formula's weights. burn stores weights as (in, out), the transpose of the formula's.
 fn layer(k: u32, width: usize, height: usize, device: &Device) -> Linear {
     let scale = (1. / (width as f64).sqrt()) as f32;
     let draw = |stream, i| (unit(stream, i) * 2. - 1.) * scale;
@@ -130,7 +128,7 @@ fn scalar(loss: Tensor<1>) -> f64 {
     f64::from(loss.into_scalar::<f32>())
 }
 
-/// A figure with one configuration of the peer.
+/// A figure that burn can measure in one configuration.
 struct Entry {
     figure: String,
     unit: &'static str,
@@ -157,7 +155,7 @@ fn entries(threads: usize) -> Vec<Entry> {
 
 type Step = Box<dyn FnMut(usize) -> Tensor<1>>;
 
-/// Returns the seconds per step, over `calls` steps.
+/// Returns the mean seconds per step over `calls` steps. The time ends when the last loss has been read.
 fn time(step: &mut Step, done: &mut usize, calls: usize) -> f64 {
     let start = Instant::now();
     for n in *done..*done + calls {
@@ -170,7 +168,7 @@ fn time(step: &mut Step, done: &mut usize, calls: usize) -> f64 {
     start.elapsed().as_secs_f64() / calls as f64
 }
 
-/// Measures one round. Returns its value and, for losses, all of them.
+/// Measures one round. Returns the value in the entry's unit and, for losses, the loss of each step.
 fn round(entry: &Entry, seconds: f64, kept: &mut Option<(Step, usize, f64)>) -> (f64, Vec<f64>) {
     match entry.unit {
         "" => {

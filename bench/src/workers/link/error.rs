@@ -17,7 +17,7 @@ pub enum LinkError {
         /// The operating system's error.
         source: io::Error,
     },
-    /// This process is not allowed to create a namespace.
+    /// This process may not create a namespace.
     #[error(
         "--link makes two network namespaces, and this process may not ({source}): run it as root, or, where users may have \
          namespaces of their own, as `unshare --user --map-root-user distribute-bench --link …`"

@@ -57,7 +57,7 @@ impl Network {
     }
 }
 
-/// A process in a new namespace, which only reads from this process.
+/// A process that keeps a new namespace alive. It only reads its standard input, until that is closed.
 struct Keeper {
     program: Program,
     /// The keeper's standard input. It is closed when this process exits, even if it is killed. The keeper then reads

@@ -14,8 +14,8 @@ fn numbers(n: usize) -> Tensor {
     Tensor::from_vec(values, (n, 3), &Device::Cpu).unwrap()
 }
 
-/// Returns the weights after training. Each example is compared with a mean over the global batch: y = w x, loss =
-/// mean of (y - m)^4 + y, where m is the sum of y over the global batch divided by `global`.
+/// Returns the weights after training. With y = w x, the loss is = mean of (y - m)^4 + y, where m is the sum of y over
+/// the global batch divided by `global`.
 fn weights(
     strategy: &Strategy,
     examples: usize,
@@ -65,7 +65,8 @@ fn a_collective_in_forward_trains_like_one_device_for_every_remainder() {
     });
 }
 
-/// The regulariser is a mean over replicas, so every replica's own variables are in every loss.
+/// Checks a regulariser that is a mean over replicas, so that the loss of every replica depends on the variables of
+/// all.
 #[test]
 fn contributions_of_a_replica_without_weight_count_in_the_losses_of_the_others() {
     watched(|| {
@@ -118,7 +119,8 @@ fn an_empty_batch_participates_as_the_forward_call_communicated() {
     });
 }
 
-/// Makes one step on a half-precision loss whose gradient is 1: in parts or not, with another collective or without.
+/// Makes one step on a half-precision loss whose gradient is 1, optionally in micro-batches and with a collective in
+/// the graph.
 fn half(
     n: usize,
     dtype: DType,

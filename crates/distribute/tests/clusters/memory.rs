@@ -1,7 +1,7 @@
-//! The peak of a worker's memory, if its model is one large variable.
+//! Tests of the peak of a worker's memory, with one large variable as the model.
 //!
 //! `DISTRIBUTE_TEST_MEMORY=264 cargo test -p distribute --test clusters memory:: -- --nocapture` prints peaks for a
-//! variable of 264 MiB, of more kinds of workers.
+//! variable of 264 MiB, and for more kinds of workers.
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Module, VarBuilder};
@@ -17,7 +17,7 @@ use std::time::Duration;
 const STEPS: usize = 3;
 const COLUMNS: usize = 1024;
 
-/// The size of the variable in MiB. It is larger than messages whose memory is kept.
+/// The size of the variable in MiB. It is larger than the messages whose memory is kept for reuse.
 const SIZE: usize = 132;
 
 /// The memory of messages that may be kept for each other worker, in MiB. With two workers, all messages are larger.
@@ -26,20 +26,20 @@ const KEPT: usize = 64;
 /// The memory that does not grow with the variable, in MiB.
 const REST: f64 = 32.;
 
-/// The training of a worker.
+/// The settings of a worker's training.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Training {
     workers: usize,
     shares_memory: bool,
-    /// Whether the layer is candle_nn's, so that candle creates a tensor with the gradient.
+    /// Whether the layer is candle_nn's, for which candle creates a tensor with the gradient.
     is_stock: bool,
-    /// Whether the rule is Adam instead of SGD, and if so whether its state is sharded.
+    /// Whether Adam's state is sharded; `None` if the rule is SGD.
     adam: Option<bool>,
     /// The size of the variable in MiB.
     size: usize,
 }
 
-/// A worker, as its process receives it.
+/// The task of a worker's process.
 #[derive(Serialize, Deserialize)]
 struct Task {
     worker: usize,
@@ -47,7 +47,7 @@ struct Task {
     training: Training,
 }
 
-/// Returns a field of this process's status, in MiB.
+/// Returns a field of `/proc/self/status`, in MiB.
 fn status(field: &str) -> f64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(field)).unwrap();
@@ -157,7 +157,7 @@ fn a_step_needs_its_variable_its_gradient_and_another() {
     });
 }
 
-/// Checks the peaks of all workers.
+/// Checks that the peaks of all workers are below the limit.
 fn check(training: Training, memory: &[[f64; 2]]) {
     let kept = if training.workers > 2 { (training.workers - 1) * KEPT } else { 0 };
     let most = 3.5 * training.size as f64 + kept as f64 + REST;

@@ -13,14 +13,14 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::{Mutex, mpsc};
 use std::time::Duration;
 
-/// A timeout that is shorter than the watchdog's, so that the failure prints the actual report.
+/// A timeout that is shorter than the watchdog's, so that a failed test prints the last report.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn monitor(strategy: &Strategy) -> Monitor {
     Monitor::builder(strategy).address("127.0.0.1:0").start().unwrap()
 }
 
-/// Returns the report as soon as the condition is true.
+/// Returns the first report for which the condition is true.
 fn until(monitor: &Monitor, is_so: impl Fn(&Report) -> bool) -> Report {
     let deadline = Deadline::after(PATIENCE);
     loop {
@@ -37,7 +37,7 @@ fn get(monitor: &Monitor, path: &str) -> String {
     ask(monitor.address().unwrap(), path).split_once("\r\n\r\n").unwrap().1.to_string()
 }
 
-/// Returns the complete response.
+/// Requests a path from the server at `address`, and returns the complete response.
 fn ask(address: SocketAddr, path: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -168,7 +168,7 @@ fn each_worker_answers_probes_at_an_address_without_the_status() {
     });
 }
 
-/// The channel that holds closures back.
+/// The channel that delays closures until a message arrives.
 static HELD: Mutex<Option<mpsc::Receiver<()>>> = Mutex::new(None);
 
 #[distribute::remote]

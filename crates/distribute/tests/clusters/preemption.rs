@@ -1,4 +1,4 @@
-//! SIGTERM to a process is a notice as long as a watcher exists. Before and after that it ends the process.
+//! SIGTERM to a process, which is a notice as long as a watch exists. Before and after that it kills the process.
 
 use distribute::MirroredStrategy;
 use distribute::cluster::Stopwatch;
@@ -12,14 +12,14 @@ use std::process::{Command, Stdio};
 const TEST: &str = "preemption::sigterm_is_a_notice_while_it_is_watched_and_terminates_the_process_after";
 const PATIENCE: f64 = 30.;
 
-/// Sends a line to the parent, and waits until it answers or kills this process.
+/// Sends a line to the parent, and waits until the parent answers or kills this process.
 fn notify(what: &str) {
     println!("\n{what}");
     std::io::stdout().flush().unwrap();
     let _ = std::io::stdin().lock().read_line(&mut String::new());
 }
 
-/// Runs in the process that gets SIGTERM.
+/// Runs in the process that receives SIGTERM.
 fn child() {
     let strategy = MirroredStrategy::cpus(1).unwrap();
     let first = Preemption::watch(&strategy).unwrap();

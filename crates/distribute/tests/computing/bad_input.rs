@@ -1,4 +1,4 @@
-//! Bad input: a typed error gives the cause and the fix, and nothing has changed.
+//! Bad input: a typed error describes the cause and the fix, and nothing has changed.
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, linear};
@@ -231,7 +231,7 @@ fn a_value_read_before_a_step_does_not_change_with_it() {
     });
 }
 
-/// A temporary directory of this test, removed at its end.
+/// A temporary directory, which is removed when this is dropped.
 struct Scratch(PathBuf);
 
 impl Scratch {

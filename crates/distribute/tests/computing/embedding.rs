@@ -1,4 +1,4 @@
-//! Embeddings and bags of them: equal to candle_nn's layer, inside and outside `minimize`, on any number of replicas.
+//! Embeddings and embedding bags: equal to candle_nn's layer, inside and outside `minimize`, on any number of replicas.
 
 use crate::support::{assert_close, flat, mirrored};
 use candle_core::{D, DType, Device, Module, Result, Tensor, Var};
@@ -12,7 +12,7 @@ use distribute_testing::watched;
 const HEIGHT: usize = 40;
 const WIDTH: usize = 5;
 
-/// Returns ids with many duplicates, always the same.
+/// Returns ids with many duplicates. The same arguments result in the same ids.
 fn ids(shape: &[usize], below: usize) -> Tensor {
     let count: usize = shape.iter().product();
     let ids: Vec<u32> = (0..count).map(|i| ((i * i * 31 + 7 * i + 3) % below) as u32).collect();
@@ -182,7 +182,7 @@ fn padding_counts_for_nothing() {
     }
 }
 
-/// The layer of a model.
+/// The kind of layer that a model has.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Layer {
     Ours,
@@ -192,7 +192,7 @@ enum Layer {
     Summed,
 }
 
-/// A model that uses its table twice, the second time as the weight of a product. Both gradients are added.
+/// Computes a model. If `tied` is `true`, the table is also the weight of a product, and both gradients are added.
 fn forward(layer: Layer, tied: bool, table: &Tensor, ids: &Tensor) -> Result<Tensor> {
     let rows = match layer {
         Layer::Ours | Layer::Summed => Embedding::new(table.clone(), WIDTH).forward(ids)?,

@@ -1,5 +1,6 @@
-//! Checks that N replicas reach the weights of one device on the same global batches, with any optimizer, any
-//! remainder of the last batch and any split into micro-batches. The bits never change (DESIGN 1, promise 4).
+//! Checks that N replicas reach the weights of one device on the same global batches, with any optimizer, any remainder
+//! of the last batch and any split into micro-batches. Runs with the same number of replicas are bit-identical (DESIGN
+//! 1, promise 4).
 
 use crate::support::{mirrored, one_device};
 use candle_core::{DType, Device, Tensor};
@@ -51,7 +52,7 @@ struct Plan {
     clip: Option<f64>,
     /// The positions at which a replica's batch is split into micro-batches, in thousandths of its rows.
     cuts: Vec<usize>,
-    /// Whether replicas with an empty batch skip the step instead of running the model on 0 rows.
+    /// Whether replicas with an empty batch skip the step instead of running the model with 0 rows.
     skip: bool,
 }
 
@@ -102,7 +103,8 @@ impl Plan {
     }
 }
 
-/// Splits `n` rows at these thousandths. Some ranges may be empty.
+/// Returns the starts and lengths of the ranges into which `n` rows are split at the positions `cuts`, in thousandths.
+/// Some ranges may be empty.
 fn cut(n: usize, cuts: &[usize]) -> Vec<(usize, usize)> {
     let mut borders: Vec<usize> = cuts.iter().map(|cut| cut * n / 1000).chain([0, n]).collect();
     borders.sort_unstable();
@@ -131,8 +133,8 @@ fn difference<M>(a: &Replicated<M>, b: &Replicated<M>) -> f64 {
     worst / largest
 }
 
-/// Returns the tolerance for another order of sums. The root in Adam and similar rules magnifies rounding if gradients
-/// are small.
+/// Returns the tolerance for sums in another order. Adam and similar rules divide by a root, which magnifies rounding
+/// errors of small gradients.
 fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => 1e-12,
@@ -161,7 +163,7 @@ fn same_as_one_device<R: Rule + Clone + 'static>(plan: &Plan, rule: &R, counts: 
     }
 }
 
-/// Tests every remainder of the last batch with every number of replicas. Some replicas get nothing.
+/// Tests every remainder of the last batch with every number of replicas. Some replicas get no rows.
 fn every_remainder<R: Rule + Clone + 'static>(rule: R) {
     watched(move || {
         let batch = 9;
@@ -249,7 +251,7 @@ proptest! {
     }
 }
 
-/// A model of two parts. An example uses one of them or none.
+/// A model of several parts, of which an example uses one or none.
 struct Branches {
     left: Linear,
     right: Linear,
@@ -264,7 +266,8 @@ impl Branches {
     }
 }
 
-/// Trains so that replica r uses the left part if `left[r]`, and the right one otherwise. One device sums both halves.
+/// Trains three ways: replica r uses the left part if `left[r]` is `true`, and otherwise the right one; one device
+/// computes the sum.
 fn train_branches<R: Rule + Clone + 'static>(
     rule: R,
     left: &[bool],
@@ -405,7 +408,7 @@ fn initial_values_depend_on_neither_the_strategy_nor_the_number_of_replicas() {
     });
 }
 
-/// Folds values in the order of all sums over replicas, written by hand: split at the largest power of two.
+/// Sums values in the order of all sums over replicas, written by hand: values are split at the largest power of two.
 fn tree(values: &[f32]) -> f32 {
     match values {
         [one] => *one,

@@ -1,4 +1,4 @@
-//! Metrics: compared with hand-computed values, and the same for any number of replicas.
+//! Metrics: equal to hand-computed values, and the same for any number of replicas.
 
 use crate::everywhere::everywhere;
 use crate::support::mirrored;

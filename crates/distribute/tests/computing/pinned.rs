@@ -1,5 +1,5 @@
-//! Replicas that are pinned to cores do not pin other threads. Tests run in separate processes, because rayon's global
-//! threads are started once.
+//! Checks that pinning replicas to cores does not pin other threads. Tests run in separate processes, because rayon's
+//! global threads are started once.
 
 use distribute::prelude::*;
 use distribute_testing::child::alone;

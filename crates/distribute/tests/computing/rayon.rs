@@ -1,4 +1,4 @@
-//! Runs on threads of a rayon pool. Tests run in separate processes, whose global pool has few threads.
+//! Runs of a strategy on threads of a rayon pool. Tests run in separate processes, whose global pool has few threads.
 
 use candle_core::{Device, Module, Tensor};
 use candle_nn::VarBuilder;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Returns the loss of a small training, whose steps have all of candle's operations that use rayon.
+/// Returns the loss of a small training whose steps contain all of candle's operations that use rayon.
 fn trained(replicas: usize) -> f32 {
     let strategy = MirroredStrategy::cpus(replicas).unwrap();
     let model = strategy.replicate(|vb: VarBuilder| candle_nn::linear(8, 8, vb.pp("a"))).unwrap();
@@ -30,7 +30,7 @@ fn trained(replicas: usize) -> f32 {
     (0..2).fold(f32::NAN, loss)
 }
 
-/// Runs 100 rounds in a process.
+/// Runs 100 rounds of the kind `part`, in a separate process.
 fn rounds(part: &str) {
     let expected = trained(2);
     let same = |loss: f32| assert_eq!(loss, expected);

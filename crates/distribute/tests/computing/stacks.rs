@@ -1,4 +1,4 @@
-//! Deep graphs on small stacks: candle's backward recurses over the graph, and so does the graph's drop.
+//! Deep graphs on small stacks: candle's backward pass recurses over the graph, and so does dropping the graph.
 
 use candle_core::Tensor;
 use candle_nn::VarBuilder;
@@ -8,7 +8,7 @@ use rayon::prelude::*;
 
 const OPERATIONS: usize = 10_000;
 
-/// Returns the loss of a step whose graph is a chain. A replica creates, traverses and drops it.
+/// Returns the loss of a step whose graph is a long chain, which each replica creates, traverses and drops.
 fn trained(replicas: usize) -> f32 {
     let strategy = MirroredStrategy::cpus(replicas).unwrap();
     let model = strategy.replicate(|vb: VarBuilder| vb.get(4, "w")).unwrap();

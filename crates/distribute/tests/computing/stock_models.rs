@@ -1,5 +1,5 @@
-//! Existing models train without changes, on one replica and on two, to the same weights: layers, recurrent networks
-//! and sequences of boxed layers of candle_nn, a block of candle_transformers, and batch-norm with its running
+//! Existing models, which train without changes to the same weights on one replica and on two: layers, recurrent
+//! networks and sequences of boxed layers of candle_nn, a block of candle_transformers, and batch norm with its running
 //! statistics.
 
 use crate::support::{assert_close, flat, mirrored, one_device};
@@ -12,7 +12,7 @@ use distribute::nn::{PerThread, per_thread};
 use distribute::{Adam, Replicated, Sgd, Strategy, nn::loss};
 use distribute_testing::watched;
 
-/// Returns numbers between -1 and 1, always the same.
+/// Returns numbers between -1 and 1. The same shape results in the same numbers.
 fn numbers(shape: &[usize]) -> Tensor {
     let n: usize = shape.iter().product();
     let values: Vec<f64> = (0..n).map(|i| ((i * 7919 + 13) % 101) as f64 / 50. - 1.).collect();
@@ -236,7 +236,7 @@ impl Convolutional {
 const MEAN: &str = "norm.running_mean";
 const VAR: &str = "norm.running_var";
 
-/// Runs the forward pass in training mode, once for each step, with replica r's rows.
+/// Runs the forward pass in training mode once for each step. Replica r gets the rows `pieces[r]`.
 fn forward(strategy: &Strategy, pieces: &[Tensor], steps: usize) -> Replicated<Convolutional> {
     let model = strategy.replicate(Convolutional::new).unwrap();
     for _ in 0..steps {

@@ -1,4 +1,4 @@
-//! A hung call is logged while it hangs. A separate program, because the log belongs to the process.
+//! A call that hangs is logged while it hangs. This is a separate program, because the log belongs to the process.
 
 use crate::support::Log;
 use candle_nn::{Init, VarBuilder};

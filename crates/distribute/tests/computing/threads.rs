@@ -1,4 +1,4 @@
-//! Replicas with their own threads and cores.
+//! Replicas with separate threads and cores.
 
 use candle_core::{Device, Module, Tensor};
 use candle_nn::VarBuilder;
@@ -8,7 +8,7 @@ use distribute_testing::child::alone;
 use distribute_testing::watched;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Returns a model's weights after a few steps.
+/// Returns a model's weights after three steps.
 fn trained(strategy: &Strategy) -> Vec<f32> {
     let model = strategy.replicate(|vb: VarBuilder| linear(200, 160, vb.pp("a"))).unwrap();
     let optimizer = Sgd::new(&model.variables, 0.1).unwrap();
@@ -45,7 +45,7 @@ fn a_replica_has_a_thread_at_least() {
     assert!(error.to_string().contains("at least 1 thread"), "{error}");
 }
 
-/// Occupies a pool until `over`, and counts how often its work runs during a step.
+/// Occupies a pool until `over` is set, and counts the number of times that its work runs during a step.
 fn other_work<'s>(
     pool: &rayon::Scope<'s>,
     in_step: &'s AtomicBool,

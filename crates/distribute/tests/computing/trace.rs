@@ -9,7 +9,7 @@ use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// A slice of a track, in nanoseconds.
+/// A slice of a timeline's track, with times in nanoseconds.
 #[derive(Debug)]
 struct Slice {
     name: String,
@@ -18,7 +18,7 @@ struct Slice {
     args: Value,
 }
 
-/// The slices of each track, in the order of their starts, outer before inner.
+/// The slices of each track, in the order of their starts, each outer slice before the inner ones.
 type Tracks = BTreeMap<String, Vec<Slice>>;
 
 fn read(path: &Path) -> Tracks {
@@ -50,7 +50,7 @@ fn parse(text: &str) -> Tracks {
     tracks
 }
 
-/// Checks that slices follow or contain each other, and that inner slices are not longer than outer ones.
+/// Checks that slices follow or contain each other, and that inner slices together are not longer than the outer one.
 fn assert_nested(track: &str, slices: &[Slice]) {
     let mut around: Vec<(&Slice, u64)> = Vec::new();
     for slice in slices {

@@ -30,7 +30,7 @@ fn config() -> Config {
     }
 }
 
-/// Candle's model and its cache, which also contains the rotary tables.
+/// candle's model and its cache, which also contains the rotary tables.
 type Stock = (llama2_c::Llama, llama2_c::Cache);
 
 fn stock(vb: VarBuilder<'_>, of_tables: VarBuilder<'_>) -> candle_core::Result<Stock> {
@@ -41,7 +41,7 @@ fn stock(vb: VarBuilder<'_>, of_tables: VarBuilder<'_>) -> candle_core::Result<S
     Ok((llama2_c::Llama::load(vb, config)?, cache))
 }
 
-/// Returns rows of one token more than the model sees.
+/// Returns rows of one token more than the model's input.
 fn text(rows: usize) -> Tensor {
     let tokens =
         (0..rows * (LENGTH + 1)).map(|i| ((i * i * 7 + i * 3 + 1) % VOCABULARY) as u32).collect::<Vec<_>>();
@@ -129,7 +129,7 @@ fn with_other_use_lines_it_is_the_same_model_and_all_of_it_trains() {
     });
 }
 
-/// Trains two epochs over `rows` rows in batches of `batch`. Returns the loss of each step.
+/// Trains two epochs on `rows` rows in batches of `batch`. Returns the loss of each step.
 fn train(strategy: &Strategy, model: &Replicated<Llama>, rows: usize, batch: usize) -> Vec<f64> {
     let optimizer = Sgd::new(&model.variables, 0.5).unwrap();
     let mut losses = Vec::new();

@@ -30,7 +30,7 @@ pub fn alone(device: &str) -> Strategy {
     OneDeviceStrategy::new(device).unwrap()
 }
 
-/// Runs the test if there are this number of GPUs. Otherwise prints that it does not.
+/// Runs a test if there are at least `needed` GPUs. Otherwise prints that the test is skipped.
 pub fn with_gpus(needed: usize, test: impl FnOnce() + Send + 'static) {
     let missing = (0..needed).find_map(|gpu| DeviceName::gpu(gpu).to_candle().err());
     match missing {
@@ -39,7 +39,8 @@ pub fn with_gpus(needed: usize, test: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Compares with a tolerance: devices have different libraries, whose sums and exponentials differ in the last bits.
+/// Compares weights with a tolerance, because the libraries of devices differ in the last bits of sums and
+/// exponentials.
 fn near(expected: &[Trained], found: &[Trained]) {
     let others = training::differing(expected, found);
     println!("{others} numbers have other bits");
@@ -69,7 +70,7 @@ fn two_gpus_train_to_the_weights_of_two_cpus() {
     });
 }
 
-/// Runs the test on two GPUs that are linked by NCCL, if there are any.
+/// Runs a test on two GPUs that are linked by NCCL, if there are any.
 fn with_nccl(test: impl FnOnce(Strategy) + Send + 'static) {
     with_gpus(2, || {
         let builder = MirroredStrategy::builder().devices(["gpu:0", "gpu:1"]);
@@ -86,7 +87,7 @@ fn two_gpus_with_nccl_train_with_rows_to_the_weights_of_two_cpus() {
     with_nccl(|strategy| near(&training::by_two(&on(&["cpu:0", "cpu:1"])), &training::by_two(&strategy)));
 }
 
-/// A layer that counts the slices of the timeline in which NCCL sums.
+/// A `tracing` layer that counts the slices of the timeline in which NCCL sums.
 struct Sums(Arc<AtomicUsize>);
 
 impl<S: Subscriber> Layer<S> for Sums {
@@ -157,8 +158,8 @@ fn workers_with_a_gpu_each_train_to_the_weights_of_workers_with_a_cpu() {
 
 const HANGS: &str = "gpus::if_nccl_hangs_the_step_fails_and_weights_are_unchanged";
 
-/// Trains until a step fails. Prints the number of steps, whether all got the error, and whether the weights are those
-/// of the last step.
+/// Trains until a step fails. Prints the number of steps, whether all replicas got the error, and whether the weights
+/// are those of the last step.
 fn until_nccl_hangs() {
     let builder = MirroredStrategy::builder().devices(["gpu:0", "gpu:1"]).timeout(Duration::from_secs(4));
     let strategy = builder.cross_device_ops(NcclAllReduce::default()).build().unwrap();
@@ -228,7 +229,7 @@ fn a_gpu_without_rows_skips_the_model() {
     });
 }
 
-/// Candle's CUDA refuses some operations on scalars.
+/// Checks weights that are scalars, for which candle's CUDA backend lacks some operations.
 #[test]
 fn scalars_can_be_weights_of_a_gpu() {
     with_gpus(1, || {
@@ -250,7 +251,7 @@ fn scalars_can_be_weights_of_a_gpu() {
     });
 }
 
-/// The losses of micro-batches of a step, and of steps whose losses are read together.
+/// Checks the losses of micro-batches of a step, and of steps whose losses are read together.
 #[test]
 fn losses_may_be_on_any_device() {
     with_gpus(1, || {
@@ -276,7 +277,7 @@ fn losses_may_be_on_any_device() {
     });
 }
 
-/// Returns the elements of a tensor.
+/// Returns the elements of a tensor as f64.
 fn numbers(tensor: &Tensor) -> Vec<f64> {
     let here = tensor.to_device(&Device::Cpu).unwrap().to_dtype(candle_core::DType::F64).unwrap();
     here.flatten_all().unwrap().to_vec1().unwrap()

@@ -1,5 +1,5 @@
-//! Replicas whose devices have their own memory compute with copies of the weights and by candle's operations. They
-//! train to the weights of replicas on the CPU. A process with `DISTRIBUTE_GENERIC_DEVICES=1` treats CPUs as such
+//! Replicas whose devices have separate memory. They compute with copies of the weights and with candle's operations,
+//! and train to the weights of replicas on the CPU. A process with `DISTRIBUTE_GENERIC_DEVICES=1` treats CPUs as such
 //! devices.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -80,7 +80,7 @@ fn replicas_with_separate_memory_train_to_the_weights_of_those_on_the_cpu() {
     assert!(training::differing(&weights("0"), &weights("1")) > 0);
 }
 
-/// Runs the test in a process that treats CPUs as devices with their own memory.
+/// Runs a test in a process that treats CPUs as devices with separate memory.
 fn generic(test: &str, body: impl FnOnce() + Send + 'static) {
     if child::part().is_some() {
         return watched(body);
@@ -156,7 +156,7 @@ fn custom_gradients_are_of_the_replicas_copy() {
     });
 }
 
-/// The model uses a table by row and completely, like a language model with tied weights.
+/// Checks a model that uses a table both by row and completely, like a language model with tied weights.
 #[test]
 fn a_table_used_for_lookups_and_products_gets_both_gradients() {
     generic("a_table_used_for_lookups_and_products_gets_both_gradients", || {
@@ -185,7 +185,7 @@ fn a_table_used_for_lookups_and_products_gets_both_gradients() {
     });
 }
 
-/// The layer uses its own table.
+/// Checks a layer whose complete table is used in a product.
 #[test]
 fn the_complete_table_of_a_layer_is_the_replicas_copy() {
     generic("the_complete_table_of_a_layer_is_the_replicas_copy", || {

@@ -1,5 +1,5 @@
-//! Steps for which a GPU has no memory, at any allocation: CUDA in software refuses one allocation after another. A
-//! real GPU refuses none.
+//! Steps in which a GPU has no memory, at any allocation: CUDA in software fails one allocation after another. A real
+//! GPU fails none.
 
 use super::gpus::{alone, on, with_gpus};
 use candle_core::{DType, Device, Module, Tensor};
@@ -13,7 +13,8 @@ use std::time::Duration;
 
 const TEST: &str = "memory::a_step_out_of_gpu_memory_changes_nothing_or_reports_that_it_was_applied";
 const REFUSE: &str = "SOFT_CUDA_REFUSE";
-/// The number of consecutive steps without an error after which no allocation is left to refuse, except optional ones.
+/// The number of consecutive steps without an error after which all allocations, except optional ones, have failed
+/// once.
 const ENOUGH: usize = 12;
 
 #[test]
@@ -35,7 +36,7 @@ fn each_allocation() {
     }
 }
 
-/// CUDA allocates no memory at all for empty variables.
+/// Checks the error for a variable that cannot be copied to a GPU. CUDA cannot allocate empty memory.
 #[test]
 fn a_variable_that_cannot_be_copied_to_a_gpu_is_named() {
     with_gpus(1, || {
@@ -87,7 +88,7 @@ fn refused<R: Rule>(strategy: &Strategy, rule: R, clips: bool) {
     println!("{failed} refused of {number}");
 }
 
-/// Returns all bits of weights and slots.
+/// Returns the bits of all weights and slots.
 fn state<R: Rule>(variables: &Variables, optimizer: &Optimizer<R>) -> Vec<Vec<u64>> {
     let bits = |value: Tensor| -> Vec<u64> {
         let value: Vec<f64> = value.flatten_all().unwrap().to_vec1().unwrap();

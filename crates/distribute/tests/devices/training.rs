@@ -1,4 +1,4 @@
-//! Trainings of a model with a layer of each kind. The weights do not depend on the devices of its replicas.
+//! Trainings of a model with a layer of each kind. The weights must not depend on the devices of the replicas.
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{BatchNormConfig, Conv2dConfig, Module, ModuleT, VarBuilder};
@@ -162,7 +162,7 @@ impl Dense {
 /// The number of steps of [`train_dense`].
 pub const DENSE_STEPS: usize = 6;
 
-/// Trains a model whose gradients are all dense, with all transforms that treat them together.
+/// Trains a model whose gradients are all dense, with all transforms that need several gradients at once.
 fn train_dense<R: Rule>(strategy: &Strategy, rule: R, rate: f64, dtype: DType) -> Result<Weights> {
     let model = strategy.replicate_seeded(5, move |vb: VarBuilder| Dense::new(vb.to_dtype(dtype)))?;
     let optimizer = Optimizer::with_rule(rule, &model.variables, rate)?
@@ -197,10 +197,10 @@ pub fn dense_by_two(strategy: &Strategy) -> Vec<Trained> {
     all
 }
 
-/// The name of a training, the largest difference of its weights elsewhere, and the weights.
+/// The name of a training, the maximum difference of its weights on other devices, and the weights.
 pub type Trained = (String, f64, Weights);
 
-/// Both types, with the tolerance of their weights.
+/// The dtypes of trainings, with the tolerance of their weights.
 pub const TYPES: [(DType, f64); 2] = [(DType::F64, 1e-12), (DType::F32, 1e-5)];
 
 /// Runs the trainings of two replicas.
@@ -252,9 +252,10 @@ pub fn by_one(strategy: &Strategy) -> Vec<Trained> {
     all
 }
 
-/// Returns the number of weights with different bits.
+/// Returns the number of weights whose bits differ.
 ///
 /// # Panics
+///
 /// Panics if the trainings are not the same, or if weights differ by more than their limits.
 pub fn differing(expected: &[Trained], found: &[Trained]) -> usize {
     assert!(!expected.is_empty() && expected.len() == found.len());

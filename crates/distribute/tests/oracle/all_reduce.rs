@@ -1,4 +1,4 @@
-//! `ReplicaContext::all_reduce`, and gradients through it and through `all_gather`.
+//! Cases of `ReplicaContext::all_reduce`, and of gradients through it and through `all_gather`.
 
 use super::arithmetic::times;
 use super::case::{Case, Inputs, Ran};

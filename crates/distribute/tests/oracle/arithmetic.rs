@@ -1,4 +1,4 @@
-//! The arithmetic of the cases' functions.
+//! Arithmetic on leaves, for the functions that the cases describe.
 
 use super::errors::raise;
 use distribute::tensor::Leaf;

@@ -1,7 +1,5 @@
-//! Distributed datasets, rebatching, sharding.
-//!
-//! A case runs twice: under this crate's rule, with the outcome that `even.rs` computes, and under
-//! `SplitRule::TensorFlow`, with TensorFlow's outcome.
+//! Cases of distributed datasets, of rebatching and of sharding. A case runs twice: under this crate's rule, with the
+//! outcome that `even.rs` computes, and under `SplitRule::TensorFlow`, with TensorFlow's outcome.
 
 use super::case::{Case, Inputs, Ran, Stop};
 use super::errors::Kind;
@@ -58,7 +56,7 @@ impl Seen {
     }
 }
 
-/// Runs under both rules. The outcome of ours is checked here, and that of TensorFlow's is returned.
+/// Runs a case under both rules. Checks the outcome of this crate's rule, and returns the outcome of TensorFlow's.
 fn both(case: &Case, inputs: &Inputs<'_>, run: impl Fn(SplitRule) -> Result<Seen, Stop>) -> Ran {
     let want = even::outcome(case.replicas, inputs)?;
     let want = want.ok_or_else(|| "our rule says nothing of this".to_string())?;
@@ -107,7 +105,7 @@ fn seen<T: Nest + Clone>(
     Seen::steps(dataset.iter().take(limit).map(step))
 }
 
-/// Returns a batch of ids, or a single one.
+/// Returns the ids of a batch, or the id of an unbatched element.
 fn ids(piece: &Tree<Leaf>) -> Value {
     match leaves_json(piece) {
         Value::Object(tensor) if tensor["shape"] == json!([]) => tensor["data"][0].clone(),
@@ -253,8 +251,8 @@ fn auto_shard(case: &Case, inputs: &Inputs<'_>, rule: SplitRule) -> Result<Seen,
     Ok(seen)
 }
 
-/// Returns each worker's batches in order. TensorFlow's are those of the worker alone. Ours are followed by empty ones
-/// in steps for which other workers still had data.
+/// Returns the batches of each worker, in order. TensorFlow's case lists what a worker yields alone. This crate adds
+/// empty batches in steps for which other workers still have data: they are removed here.
 fn worker_batches(case: &Case, steps: &Value, workers: usize) -> Value {
     let steps: Vec<Vec<Vec<Vec<i64>>>> = serde_json::from_value(steps.clone()).unwrap();
     let wanted = |worker: usize| match &case.expect {

@@ -1,7 +1,6 @@
-//! Deliberate differences from TensorFlow in the partition of datasets. See `differences.rs`.
-//!
-//! The expected outcome of ours is in `even.rs`, and was checked when the case ran. Under `SplitRule::TensorFlow` the
-//! case still has to have TensorFlow's outcome, except for the differences here.
+//! Deliberate differences from TensorFlow in the partition of datasets. See `differences.rs`. The expected outcome
+//! under this crate's rule is in `even.rs`, and was checked when the case ran. Under `SplitRule::TensorFlow` the case
+//! must have TensorFlow's outcome, except for the differences here.
 
 use super::case::{Case, Expect, Inputs};
 use super::differences::{Difference, Found, op, outcome};
@@ -9,7 +8,7 @@ use super::errors::Kind;
 use super::even::{self, Read};
 use serde_json::{Value, json};
 
-/// Returns our outcome of a case of this area, if it differs from TensorFlow's.
+/// Returns this crate's outcome of a case of this area, if it differs from TensorFlow's.
 fn ours(case: &Case, inputs: &Inputs<'_>) -> Result<Option<Value>, String> {
     if case.area != "batching" {
         return Ok(None);
@@ -26,13 +25,13 @@ fn ours(case: &Case, inputs: &Inputs<'_>) -> Result<Option<Value>, String> {
     Ok((!same).then_some(ours))
 }
 
-/// Returns the difference with TensorFlow's outcome under its own rule.
+/// Returns a difference by `rule` whose outcome under `SplitRule::TensorFlow` is TensorFlow's.
 fn theirs(case: &Case, rule: &'static str) -> Difference {
     Difference { rule, expect: case.expect.clone(), tolerance: None }
 }
 
 /// DIST-4, DIST-5: TensorFlow splits in two ways, depending on source and policy. One gives the last replicas fewer
-/// rows, and the other splits across batches. Ours splits every batch evenly.
+/// rows, and the other splits across batches. This crate splits every batch evenly.
 pub fn every_batch_is_split_evenly(case: &Case, inputs: &Inputs<'_>) -> Found {
     if ours(case, inputs)?.is_none() || outcome(case).is_none() {
         return Ok(None);
@@ -55,8 +54,8 @@ fn has_ids(value: &Value) -> bool {
     }
 }
 
-/// DIST-4, over workers. TensorFlow's parts of size 0 may also create a step in which no worker has a row. Under its
-/// rule ours has such steps after batches, but not for an empty dataset.
+/// DIST-4, over workers. TensorFlow's parts of size 0 may also create a step in which no worker has a row. Under
+/// `SplitRule::TensorFlow` this crate has such steps after batches, but not for an empty dataset.
 pub fn workers_split_evenly(case: &Case, inputs: &Inputs<'_>) -> Found {
     if case.area != "multi_worker" || op(inputs) != "dataset" {
         return Ok(None);
@@ -69,14 +68,14 @@ pub fn workers_split_evenly(case: &Case, inputs: &Inputs<'_>) -> Found {
         .then(|| if nothing { Difference::outcome("DIST-4", ours) } else { theirs(case, "DIST-4") }))
 }
 
-/// AS-6: TensorFlow deals the parts of a batch to workers in turn, so that neighbours are on different workers. Ours
-/// gives part k to global replica k.
+/// AS-6: TensorFlow deals the parts of a batch to workers in turn, so that neighbours are on different workers. This
+/// crate gives part k to global replica k.
 pub fn batches_are_in_the_order_of_replicas(case: &Case, inputs: &Inputs<'_>) -> Found {
     let differs = op(inputs) == "auto_shard" && outcome(case).is_some() && ours(case, inputs)?.is_some();
     Ok((differs && only_the_order_differs(inputs)?).then(|| theirs(case, "AS-6")))
 }
 
-/// Whether workers see the same batches, so that rounding up everywhere gives the same parts as an even split.
+/// Returns whether all workers see the same batches, and rounding up everywhere gives the same parts as an even split.
 fn only_the_order_differs(inputs: &Inputs<'_>) -> Result<bool, String> {
     let n = inputs.count("num_workers")? * inputs.count("replicas_per_worker")?;
     let Some(Read::Together(ids)) = even::read(inputs)? else { return Ok(false) };
@@ -91,8 +90,9 @@ fn is_unbatched(inputs: &Inputs<'_>) -> bool {
     op(inputs) == "distribute_dataset" && inputs.optional("global_batch").is_some_and(Value::is_null)
 }
 
-/// DIST-9: TensorFlow gives single elements to one replica, and fails with an index out of range for several. Ours
-/// asks for batches with any number of replicas. Under TensorFlow's rule one replica gets the elements.
+/// DIST-9: TensorFlow gives single elements to one replica, and fails with an index out of range for several. This
+/// crate refuses unbatched elements for any number of replicas. Under `SplitRule::TensorFlow` one replica gets the
+/// elements.
 pub fn single_elements_are_refused(case: &Case, inputs: &Inputs<'_>) -> Found {
     if !is_unbatched(inputs) {
         return Ok(None);
@@ -103,8 +103,8 @@ pub fn single_elements_are_refused(case: &Case, inputs: &Inputs<'_>) -> Found {
     }))
 }
 
-/// ITER-2, ITER-3: TensorFlow drops a last step without an element for every replica, if all shapes are static. Ours
-/// gives empty batches to the others. Scalars cannot be empty, which is an error.
+/// ITER-2, ITER-3: TensorFlow drops a last step that lacks an element for some replica, if all shapes are static. This
+/// crate gives empty batches to such replicas. Scalars cannot be empty, which is an error.
 pub fn the_last_step_is_not_dropped(case: &Case, inputs: &Inputs<'_>) -> Found {
     if op(inputs) != "datasets_from_function" || ours(case, inputs)?.is_none() {
         return Ok(None);
@@ -113,14 +113,15 @@ pub fn the_last_step_is_not_dropped(case: &Case, inputs: &Inputs<'_>) -> Found {
     Ok(Some(theirs(case, rule)))
 }
 
-/// AS-5: AUTO with fewer files than workers fails in TensorFlow when the first batch is read. Ours falls back to DATA.
+/// AS-5: AUTO with fewer files than workers fails in TensorFlow when the first batch is read. This crate falls back to
+/// DATA.
 pub fn too_few_files_are_read_by_all(case: &Case, inputs: &Inputs<'_>) -> Found {
     let auto = op(inputs) == "auto_shard" && inputs.text("policy")? == "AUTO" && outcome(case).is_none();
     Ok((auto && ours(case, inputs)?.is_some()).then(|| theirs(case, "AS-5")))
 }
 
-/// AS-12: TensorFlow fails if a hint matches fewer elements than workers. Ours cannot know that before all are read,
-/// and gives empty batches to workers without elements, under either rule.
+/// AS-12: TensorFlow fails if a hint matches fewer elements than workers. This crate cannot know that before all
+/// elements are read, and gives empty batches to workers without elements, under either rule.
 pub fn a_hint_may_find_few_elements(case: &Case, inputs: &Inputs<'_>) -> Found {
     let hint = op(inputs) == "auto_shard" && inputs.text("policy")? == "HINT" && outcome(case).is_none();
     if !hint {

@@ -1,4 +1,4 @@
-//! Cases in the format of the files.
+//! Reading the cases of the JSON files.
 
 use distribute::{MirroredStrategy, OneDeviceStrategy, Strategy};
 use serde_json::{Map, Value};
@@ -14,9 +14,9 @@ pub struct Case {
     pub inputs: Map<String, Value>,
     pub expect: Expect,
     pub tolerance: Tolerance,
-    /// Whether TensorFlow's outcome is incidental, so that another sensible one is acceptable.
+    /// Whether TensorFlow's outcome is an accident of its implementation, so that another sensible one is acceptable.
     pub quirk: bool,
-    /// The result for an array, if TensorFlow's variable has another one.
+    /// The result that an array would have, if that of TensorFlow's variable differs.
     pub array_result: Option<Value>,
 }
 
@@ -80,14 +80,14 @@ impl From<&str> for Stop {
     }
 }
 
-/// A case in its file: its area and id, and its contents or the reason why it cannot be read.
+/// A case in a file: its area and id, and its contents or the reason why it cannot be read.
 pub struct Entry {
     pub area: String,
     pub id: String,
     pub case: Result<Case, String>,
 }
 
-/// Reads all cases of a folder's files, in the order of file names.
+/// Reads all cases of the JSON files in a folder, in the order of file names.
 pub fn read(folder: &Path) -> Result<Vec<Entry>, String> {
     let wrong = |path: &Path, error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
     let entries = std::fs::read_dir(folder).map_err(|e| wrong(folder, &e))?;
@@ -160,7 +160,7 @@ impl Case {
     }
 }
 
-/// The fields of an object. It remembers which fields were read.
+/// The fields of a JSON object, with a record of those that were read.
 pub struct Inputs<'a> {
     fields: &'a Map<String, Value>,
     asked: RefCell<BTreeSet<String>>,
@@ -176,7 +176,7 @@ impl<'a> Inputs<'a> {
         self.fields.get(name)
     }
 
-    /// Marks a field as read that has no effect here.
+    /// Marks a field without effect here as read.
     pub fn ignore(&self, name: &str) {
         self.optional(name);
     }

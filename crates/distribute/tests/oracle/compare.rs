@@ -1,4 +1,4 @@
-//! Comparison of an outcome with the expected one, both in the format of the files.
+//! Comparison of an outcome with the expected one, both as JSON.
 
 use super::arithmetic::add;
 use super::case::Tolerance;
@@ -9,7 +9,7 @@ use distribute::tensor::{IndexedSlices, Leaf};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// Compares the actual value with the expected one. An error names the location and both values.
+/// Compares the actual value with the expected one. The error names the location and both values.
 pub fn compare(place: &str, got: &Value, want: &Value, tolerance: Tolerance) -> Result<(), String> {
     let differ = || Err(format!("{place}: got {got}, want {want}"));
     match (got, want) {
@@ -60,8 +60,8 @@ pub fn compare(place: &str, got: &Value, want: &Value, tolerance: Tolerance) -> 
     }
 }
 
-/// Returns indexed slices with each index once, ascending (SPARSE-1): TensorFlow joins the replicas' rows, ours are
-/// merged.
+/// Returns indexed slices with each index once, ascending (SPARSE-1): TensorFlow joins the rows of replicas, whereas
+/// this crate merges them.
 fn merged(slices: &Value) -> Result<Value, String> {
     let Leaf::Slices(slices) = leaf(slices)? else { return Err("these are no indexed slices".into()) };
     let merge = || -> distribute::Result<Leaf> {
@@ -105,7 +105,7 @@ fn near(got: f64, want: f64, tolerance: Tolerance) -> bool {
     got == want || (got.is_nan() && want.is_nan()) || (want.is_finite() && close)
 }
 
-/// Returns a float in the format of the files.
+/// Reads a float, whose JSON form may be `"NaN"`, `"Infinity"` or `"-Infinity"`.
 pub fn float(value: &Value) -> Option<f64> {
     match value {
         Value::String(text) => match text.as_str() {

@@ -1,4 +1,4 @@
-//! Scripts of a coordinator and its workers.
+//! Cases of a coordinator and its workers. Each is a script of steps, whose log is compared.
 
 use super::case::{Case, Expect, Inputs, Ran, Stop};
 use super::differences::{Difference, Found, op};
@@ -16,13 +16,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// The time limit of a step. The case has its own limit.
+/// The time limit of a step. [`compare_case`](super::verdict::compare_case) limits the case.
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// The longest time between two looks of a waiting thread.
+/// The interval at which a waiting thread checks its condition.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// A result of any form.
+/// The result of a function, in one of the forms that scripts use.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Form {
     Nothing,
@@ -53,7 +53,7 @@ impl Form {
     }
 }
 
-/// The gates of all scripts of this process: those that are open, and those at which a thread waits.
+/// The gates of all scripts of this process: which are open, and at which a thread waits.
 #[derive(Default)]
 struct Gates {
     open: BTreeSet<(u64, i64)>,
@@ -87,7 +87,7 @@ impl Vars {
     }
 }
 
-/// The functions that the workers run. They are in a module because of their names.
+/// The functions that the workers run. The module gives them the names that scripts use.
 mod functions {
     use super::*;
 
@@ -235,10 +235,10 @@ mod functions {
     }
 }
 
-/// A pending result, and its form.
+/// A pending result, in one of the forms that scripts use.
 enum Remote {
     Form(RemoteValue<Form>),
-    /// An element of a dataset, unbatched or in its batch.
+    /// An element of a dataset, and whether it is batched.
     Drawn(RemoteValue<Vec<i64>>, bool),
 }
 
@@ -311,7 +311,7 @@ pub fn oracle_coordinator(case: &Case, inputs: &Inputs<'_>) -> Ran {
     }
 }
 
-/// Returns an error in the format of the log: by the expected class, if it is of that kind.
+/// Returns an error as an entry of the log. An error of the expected kind gives the expected entry.
 fn refused(error: &Error, wanted: &Value) -> Value {
     let class = wanted.get("error").and_then(|error| error.get("type")).and_then(Value::as_str);
     let kind = Kind::of_error(error);
@@ -464,7 +464,7 @@ impl Script {
         Ok(Value::Null)
     }
 
-    /// Returns a structure in which results replace their placeholders.
+    /// Returns a structure whose placeholders are replaced by results.
     fn fetch(&self, value: &Value) -> Ran {
         Ok(match value {
             Value::Array(all) => {
@@ -490,7 +490,8 @@ fn form(value: &Value) -> Result<Form, Stop> {
     }
 }
 
-/// Returns the expected log, with another entry for steps of this kind.
+/// Returns a difference if `other` replaces an entry of the expected log. `other` is called with each step and its
+/// entry.
 fn with_log(
     rule: &'static str,
     case: &Case,
@@ -513,14 +514,16 @@ fn with_log(
     Ok(is_other.then(|| Difference::outcome(rule, json!({"log": log}))))
 }
 
-/// Functions are all of one kind here.
+/// CC-2: TensorFlow schedules a function only after it has been traced. This crate has no tracing and runs any
+/// function.
 pub fn every_function_can_be_scheduled(case: &Case, inputs: &Inputs<'_>) -> Found {
     with_log("CC-2", case, inputs, |step, _| {
         (step.get("fn")?.as_str()? == "py_plus_one").then(|| json!({"ok": null}))
     })
 }
 
-/// A worker receives the index and the number of pipelines.
+/// PSV2-DS: TensorFlow tells each worker's dataset function that there is one pipeline. This crate tells it the number
+/// of workers.
 pub fn workers_have_separate_pipelines(case: &Case, inputs: &Inputs<'_>) -> Found {
     let workers = inputs.optional("workers").and_then(Value::as_u64).unwrap_or(1);
     let from_function: BTreeSet<String> = inputs
@@ -552,7 +555,8 @@ pub fn workers_have_separate_pipelines(case: &Case, inputs: &Inputs<'_>) -> Foun
     })
 }
 
-/// Any error is accepted there.
+/// CC-1: a coordinator of another strategy fails in TensorFlow, and does not compile in this crate. The runner returns
+/// an error in its place.
 pub fn other_strategies_have_no_coordinator(_: &Case, inputs: &Inputs<'_>) -> Found {
     Ok((op(inputs) == "coordinator_for").then(|| Difference::error("CC-1", "NotImplementedError")))
 }

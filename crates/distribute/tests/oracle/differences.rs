@@ -1,7 +1,5 @@
-//! Deliberate differences from TensorFlow: the rule, and the behaviour here. docs/from-tensorflow/differences.md gives
-//! the reasons.
-//!
-//! A difference is recognised by the form of a case, never by its id. Everything else has to match.
+//! Deliberate differences from TensorFlow: the rule, and this crate's behaviour. docs/from-tensorflow/differences.md
+//! gives the reasons. A difference is recognised by the form of a case, never by its id. Everything else has to match.
 
 use super::batching_differences as batching;
 use super::case::{Case, Expect, Inputs, Tolerance};
@@ -32,10 +30,10 @@ impl Difference {
     }
 }
 
-/// The difference that a row of the table finds in a case.
+/// The difference that a function of the table finds in a case.
 pub type Found = Result<Option<Difference>, String>;
 
-/// The checks, one for each kind of difference.
+/// The functions that recognise differences, one for each kind.
 const TABLE: [fn(&Case, &Inputs<'_>) -> Found; 33] = [
     never_merged_by_identity,
     the_variable_is_on_each_replica,
@@ -72,7 +70,7 @@ const TABLE: [fn(&Case, &Inputs<'_>) -> Found; 33] = [
     coordinator::other_strategies_have_no_coordinator,
 ];
 
-/// Returns the difference that covers a case, if there is one. Returns an error if two claim it.
+/// Returns the difference that covers a case, if there is one. Returns an error if two differences cover it.
 pub fn difference(case: &Case) -> Found {
     let inputs = Inputs::new(&case.inputs);
     let mut found = TABLE.iter().filter_map(|row| row(case, &inputs).transpose());
@@ -94,7 +92,7 @@ pub fn outcome(case: &Case) -> Option<&Map<String, Value>> {
 }
 
 /// MERGE-6, RUN-12: TensorFlow returns a bare value if all replicas return the same object, and does not wrap the
-/// result of a single replica. Ours is always per replica.
+/// result of a single replica. This crate's result is always per replica.
 fn never_merged_by_identity(case: &Case, inputs: &Inputs<'_>) -> Found {
     let Some(result) = outcome(case).and_then(|outcome| outcome.get("result")) else { return Ok(None) };
     if !matches!(op(inputs), "run" | "run_variable" | "regroup") {
@@ -122,15 +120,15 @@ fn wrap(value: &Value, replicas: usize) -> Value {
     }
 }
 
-/// MERGE-5: TensorFlow returns the distributed variable. Ours returns each replica's, which is the one variable they
-/// share.
+/// MERGE-5: TensorFlow returns the distributed variable. This crate returns the variable of each replica, which is one
+/// that they share.
 fn the_variable_is_on_each_replica(case: &Case, _: &Inputs<'_>) -> Found {
     let it = outcome(case).and_then(|outcome| outcome.get("is_the_variable"));
     Ok(it.map(|it| Difference::outcome("MERGE-5", json!({"components_are_the_variable": it}))))
 }
 
-/// MERGE-4: TensorFlow wraps complete values if replica 0 returned a leaf and another replica a container. Ours is an
-/// error.
+/// MERGE-4: TensorFlow wraps complete values if replica 0 returned a leaf and another replica a container. This crate
+/// returns an error.
 fn leaf_next_to_container(case: &Case, inputs: &Inputs<'_>) -> Found {
     if op(inputs) != "regroup" || outcome(case).is_none() {
         return Ok(None);
@@ -140,7 +138,7 @@ fn leaf_next_to_container(case: &Case, inputs: &Inputs<'_>) -> Found {
     Ok(Tree::zip(values).is_err().then(|| Difference::error("MERGE-4", "AssertionError")))
 }
 
-/// RUN-8: TensorFlow's graph mode calls fn only while tracing. There is no graph mode here.
+/// RUN-8: in TensorFlow's graph mode, `fn` is called only while tracing. This crate has no graph mode.
 fn no_graph_mode(case: &Case, inputs: &Inputs<'_>) -> Found {
     if op(inputs) != "call_count" || !inputs.flag("traced")? {
         return Ok(None);
@@ -149,7 +147,7 @@ fn no_graph_mode(case: &Case, inputs: &Inputs<'_>) -> Found {
     Ok((outcome(case) != calls.as_object()).then(|| Difference::outcome("RUN-8", calls)))
 }
 
-/// VFF-3: one device and the default strategy return the bare value. Ours is always per replica.
+/// VFF-3: TensorFlow's one-device and default strategies return the bare value. This crate's is always per replica.
 fn values_are_always_per_replica(case: &Case, inputs: &Inputs<'_>) -> Found {
     let Some(outcome) = outcome(case) else { return Ok(None) };
     if op(inputs) != "values_from_function" || outcome.get("is_per_replica") != Some(&json!(false)) {
@@ -160,12 +158,14 @@ fn values_are_always_per_replica(case: &Case, inputs: &Inputs<'_>) -> Found {
     Ok(Some(Difference::outcome("VFF-3", ours.into())))
 }
 
-/// Whether the values of replicas are gathered. Rows of a variable count as well.
+/// Returns whether the operation gathers values of replicas. Rows of a variable, which may also be gathered, do not
+/// count.
 fn is_gather(case: &Case, inputs: &Inputs<'_>) -> bool {
     case.area != "sharded" && matches!(op(inputs), "gather" | "all_gather")
 }
 
-/// GA-3, GA-4: TensorFlow accepts some negative axes, and any axis with one replica. Ours is always in [0, rank).
+/// GA-3, GA-4: TensorFlow accepts some negative axes, and any axis with one replica. This crate's axis is always in [0,
+/// rank).
 fn gather_checks_the_axis(case: &Case, inputs: &Inputs<'_>) -> Found {
     if outcome(case).is_none() || !is_gather(case, inputs) {
         return Ok(None);
@@ -180,7 +180,7 @@ fn gather_checks_the_axis(case: &Case, inputs: &Inputs<'_>) -> Found {
     Ok((axis < 0 || dense().any(outside)).then(|| Difference::error(rule, "InvalidArgumentError")))
 }
 
-/// SPARSE-4: TensorFlow makes indexed slices dense in some gathers. Ours always refuses them.
+/// SPARSE-4: TensorFlow makes indexed slices dense in some gathers. This crate always refuses them.
 fn slices_are_not_gathered(case: &Case, inputs: &Inputs<'_>) -> Found {
     if outcome(case).is_none() || !is_gather(case, inputs) || inputs.int("axis")? < 0 {
         return Ok(None);
@@ -191,7 +191,7 @@ fn slices_are_not_gathered(case: &Case, inputs: &Inputs<'_>) -> Found {
     Ok(sparse.then(|| Difference::error("SPARSE-4", "NotImplementedError")))
 }
 
-/// RTO-5: TensorFlow's MirroredStrategy refuses an int32 leaf next to other leaves. Ours reduces each leaf.
+/// RTO-5: TensorFlow's MirroredStrategy refuses an int32 leaf next to other leaves. This crate reduces each leaf.
 fn int32_next_to_other_leaves(case: &Case, inputs: &Inputs<'_>) -> Found {
     if outcome(case).is_some() || op(inputs) != "all_reduce" || !case.quirk {
         return Ok(None);
@@ -213,8 +213,8 @@ fn int32_next_to_other_leaves(case: &Case, inputs: &Inputs<'_>) -> Found {
     }))
 }
 
-/// XD-8: TensorFlow returns a single replica's value unchanged. Ours is a float if it is a MEAN of integers, and
-/// refuses bool and string, as over several replicas.
+/// XD-8: TensorFlow returns a single replica's value unchanged. This crate treats one replica like several: a MEAN of
+/// integers is a float, and bool and string are refused.
 fn one_replica_reduces_as_several_do(case: &Case, inputs: &Inputs<'_>) -> Found {
     let whole = inputs.optional("axis").is_none_or(Value::is_null);
     if case.replicas != 1 || !whole || !matches!(op(inputs), "reduce" | "all_reduce") {
@@ -248,7 +248,7 @@ fn one_replica_reduces_as_several_do(case: &Case, inputs: &Inputs<'_>) -> Found 
     Ok(Some(Difference::outcome("XD-8", ours)))
 }
 
-/// Returns the sum or mean of dense real tensors of one shape, computed in another way than in the library.
+/// Returns the sum or mean of dense real tensors of one shape, computed independently of the library.
 fn expected_reduction(leaves: &[Leaf], mean: bool) -> Result<Leaf, String> {
     let tensors = leaves.iter().map(|leaf| match leaf {
         Leaf::Host(tensor) => Ok(tensor.clone()),

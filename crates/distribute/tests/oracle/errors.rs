@@ -1,4 +1,4 @@
-//! TensorFlow's exception classes and our errors, as common kinds.
+//! Kinds of errors, which TensorFlow's exception classes and this crate's errors are compared by.
 
 use distribute::cluster::{ClusterError, Fault};
 use distribute::variables::{VariableAggregation, VariableSynchronization};
@@ -12,11 +12,11 @@ pub enum Kind {
     BadArgument,
     WrongContext,
     NotSupported,
-    /// An exception that is described by its name.
+    /// An exception that has no kind of its own, by the name of its class.
     Named(String),
 }
 
-/// An exception that the case's own function raises.
+/// An exception that the user's function in a case raises, by the name of its class.
 #[derive(Debug)]
 pub struct Raised(pub String);
 
@@ -28,7 +28,7 @@ impl std::fmt::Display for Raised {
 
 impl std::error::Error for Raised {}
 
-/// Returns the error of a user's function.
+/// Returns the error that a user's function would return to raise the exception `class`.
 pub fn raise(class: &str) -> Error {
     Error::other(Raised(class.to_string()))
 }
@@ -48,7 +48,7 @@ impl Kind {
         })
     }
 
-    /// Returns one of TensorFlow's classes for this kind.
+    /// Returns a TensorFlow class of this kind.
     pub fn class(&self) -> &str {
         match self {
             Kind::BadArgument => "ValueError",

@@ -1,9 +1,8 @@
-//! The expected outcomes of batching.json under this crate's rule, computed on lists of ids without the library.
-//!
-//! Each of the N replicas gets b/N rows of every batch of b rows, rounded up for the first b mod N of them, in the
-//! order of ids (DESIGN, section 5). If workers read separate batches, a batch lasts for as many steps as there are
-//! workers. Each step begins with its own share of a global batch. The rest at the end is spread over a worker's
-//! replicas. There are no steps without rows.
+//! The expected outcomes of batching.json under this crate's rule, computed on lists of ids without the library. Each
+//! of the N replicas gets b/N rows of every batch of b rows, rounded up for the first b mod N replicas, in the order of
+//! ids (DESIGN, section 5). If workers read separate batches, a batch lasts for as many steps as there are workers.
+//! Each step takes the worker's share of a global batch. The rest at the end is spread over the worker's replicas.
+//! There are no steps without rows.
 
 use super::case::Inputs;
 use super::tensors::to_json;
@@ -11,7 +10,7 @@ use distribute::HostTensor;
 use serde_json::{Value, json};
 
 type Ids = Vec<i64>;
-/// The ids of a step, `[replica]`.
+/// The ids of each replica in a step, `[replica]`.
 type Step = Vec<Ids>;
 
 /// Returns the outcome of a case, `{"error": class}` if it is refused, or `None` for operations that the rule does not
@@ -53,7 +52,7 @@ fn range(inputs: &Inputs<'_>) -> Result<Ids, String> {
     Ok((0..inputs.int("n")?).collect())
 }
 
-/// Returns the global batches of a range, repeated on request.
+/// Returns the global batches of a range, which is repeated if the case says so.
 fn batches(inputs: &Inputs<'_>) -> Result<Vec<Ids>, String> {
     let (ids, size, drop) = (range(inputs)?, inputs.count("global_batch")?, inputs.flag("drop_remainder")?);
     Ok(match inputs.optional("repeat").and_then(Value::as_str) {
@@ -69,7 +68,8 @@ fn batches(inputs: &Inputs<'_>) -> Result<Vec<Ids>, String> {
     })
 }
 
-/// Returns `{"x": rows of numbers, "y": (tens,)}` for the ids.
+/// Returns the steps of a dataset of structures: for each id, `x` is a row of numbers and `y` a tuple with ten times
+/// the id.
 fn structs(replicas: usize, inputs: &Inputs<'_>) -> Result<Value, String> {
     let (size, width) = (inputs.count("global_batch")?, inputs.count("width")?);
     let tensor = |values: Vec<i32>, dims: &[usize]| {
@@ -86,8 +86,8 @@ fn structs(replicas: usize, inputs: &Inputs<'_>) -> Result<Value, String> {
     Ok(json!({"steps": steps}))
 }
 
-/// Gives each replica one element per step, to the last one. Replicas that have no more get empty batches. There are
-/// no empty scalars.
+/// Returns the steps of datasets that a function creates: in each, a replica gets the next batch, until none is left.
+/// Replicas without one get an empty batch. A scalar cannot be empty, so that is an error.
 fn from_function(replicas: usize, inputs: &Inputs<'_>) -> Result<Value, String> {
     let (ids, batch, drop) = (range(inputs)?, inputs.count("batch")?, inputs.flag("drop_remainder")?);
     let size = match inputs.text("dataset_fn")? {
@@ -128,8 +128,8 @@ pub enum Read {
     Apart(Vec<Ids>),
 }
 
-/// Returns the assignment: files, if there are enough of them and it is allowed, otherwise all data (AS-2, AS-3, AS-6,
-/// AS-8).
+/// Returns how workers read the source: each its own files, if there are enough and the policy allows it, and otherwise
+/// all the data (AS-2, AS-3, AS-6, AS-8).
 pub fn read(inputs: &Inputs<'_>) -> Result<Option<Read>, String> {
     let workers = inputs.count("num_workers")?;
     let files: Option<Vec<Ids>> = match inputs.text("source")? {
@@ -156,7 +156,7 @@ pub fn read(inputs: &Inputs<'_>) -> Result<Option<Read>, String> {
     }))
 }
 
-/// Returns `auto_shard` of a range over workers of one replica each, by worker.
+/// Returns the outcome of `auto_shard` for a range over workers of one replica each, by worker.
 pub fn of_workers(inputs: &Inputs<'_>) -> Result<Value, String> {
     let mut fields = serde_json::Map::new();
     for name in ["n", "global_batch", "drop_remainder", "policy"] {

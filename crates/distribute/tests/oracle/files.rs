@@ -1,10 +1,10 @@
-//! Files of ids, and datasets that read them.
+//! Temporary files of ids, and datasets that read them.
 
 use super::case::{Inputs, Stop};
 use distribute::data::{Compression, Dataset, Interleave, TfRecord, TfRecordWriter, text_lines};
 use std::path::PathBuf;
 
-/// Returns the elements, and the folder from which they are read.
+/// Returns a dataset of ids, and the folder of its files, which must outlive the dataset. A range has no folder.
 pub fn source(inputs: &Inputs<'_>) -> Result<(Option<tempfile::TempDir>, Dataset<i64>), Stop> {
     let kind = inputs.text("source")?;
     if kind == "range" {

@@ -1,4 +1,4 @@
-//! `Strategy::gather` and `ReplicaContext::all_gather`.
+//! Cases of `Strategy::gather` and `ReplicaContext::all_gather`.
 
 use super::case::{Case, Inputs, Ran};
 use super::errors::raise;

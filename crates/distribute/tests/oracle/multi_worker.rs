@@ -1,8 +1,6 @@
-//! Several workers of one replica each, which are threads of one process. Every worker makes the same calls, and its
-//! results are compared with its list.
-//!
-//! Datasets run twice, like in `batching.rs`: under this crate's rule, with the outcome that `even.rs` computes, and
-//! under TensorFlow's.
+//! Cases of several workers of one replica each, which are threads of one process. Every worker makes the same calls,
+//! and its results are compared with the list of that worker. Datasets run twice, like in `batching.rs`: under this
+//! crate's rule, with the outcome that `even.rs` computes, and under TensorFlow's.
 
 use super::batching::{batched, policy};
 use super::case::{Case, Inputs, Ran, Stop};
@@ -75,7 +73,7 @@ pub fn oracle_multi_worker(case: &Case, inputs: &Inputs<'_>) -> Ran {
     }
 }
 
-/// The number of workers.
+/// The workers of a case, by their number.
 struct Workers {
     workers: usize,
     replicas: usize,
@@ -91,7 +89,7 @@ impl Workers {
         }
     }
 
-    /// Returns a value of each worker.
+    /// Reads the value of each worker.
     fn each<T>(
         &self,
         inputs: &Inputs<'_>,
@@ -106,7 +104,7 @@ impl Workers {
     }
 }
 
-/// Returns this worker's value, for its one replica.
+/// Returns the value of this worker, as a per-replica value for its one replica.
 fn mine<T: Clone>(strategy: &Strategy, values: &[T]) -> PerReplica<T> {
     PerReplica::from_values(vec![values[strategy.world().worker()].clone()])
 }

@@ -1,4 +1,4 @@
-//! Partitioners: the number of shards of a variable, and the rows of each.
+//! Cases of partitioners: the number of shards of a variable, and the rows of each.
 
 use super::case::{Case, Inputs, Ran, Stop};
 use super::differences::{Difference, Found, op, outcome};
@@ -83,7 +83,8 @@ fn size(value: &Value) -> Result<usize, String> {
     value.as_u64().map(|n| n as usize).ok_or_else(|| format!("{value} is no size"))
 }
 
-/// PART-2: TensorFlow accepts any number of shards, and fails when a variable is created. Ours is refused at once.
+/// PART-2: TensorFlow accepts any number of shards, and fails when a variable is created. This crate refuses a number
+/// below 1 at once.
 pub fn there_is_at_least_one_shard(case: &Case, inputs: &Inputs<'_>) -> Found {
     if op(inputs) != "partition" || inputs.text("partitioner")? != "FixedShardsPartitioner" {
         return Ok(None);
@@ -92,7 +93,7 @@ pub fn there_is_at_least_one_shard(case: &Case, inputs: &Inputs<'_>) -> Found {
     Ok((outcome(case).is_some() && shards < 1).then(|| Difference::error("PART-2", "ValueError")))
 }
 
-/// PART-4: TensorFlow divides by the size of an axis that is 0. Ours makes one shard of an empty variable.
+/// PART-4: TensorFlow divides by the size of an axis that is 0. This crate makes one shard of an empty variable.
 pub fn zero_parts_are_one(case: &Case, inputs: &Inputs<'_>) -> Found {
     if op(inputs) != "partition" || inputs.text("partitioner")? != "MaxSizePartitioner" {
         return Ok(None);

@@ -1,4 +1,4 @@
-//! `Strategy::reduce`.
+//! Cases of `Strategy::reduce`.
 
 use super::case::{Case, Inputs, Ran};
 use super::tensors::{each, leaf, leaf_json};

@@ -1,9 +1,9 @@
-//! The results, area by area.
+//! The report of the runner: how many cases of each area passed and failed.
 
 use super::verdict::Verdict;
 use std::collections::BTreeMap;
 
-/// The numbers of passed and failed cases.
+/// The numbers of passed and failed cases, by area, and the cases that differences cover.
 #[derive(Default)]
 pub struct Report {
     areas: BTreeMap<String, (usize, usize)>,

@@ -5,18 +5,18 @@ use super::differences::{Difference, Found, op, outcome};
 use distribute::cluster::resolver::{expand_hostlist, expand_tasks_per_node};
 use serde_json::{Map, Value, json};
 
-/// Returns the error of a property, of TensorFlow's kind for bad arguments.
+/// Returns the outcome of a property that fails with TensorFlow's class for bad arguments.
 fn refused() -> Value {
     json!({"error": {"type": "ValueError"}})
 }
 
-/// Whether a text is `host:port`.
+/// Returns whether a value is a text of the form `host:port`.
 fn is_address(value: &Value) -> bool {
     let parts = value.as_str().and_then(|text| text.rsplit_once(':'));
     parts.is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
 }
 
-/// Whether a value maps jobs to lists of addresses, or to maps from numbers of tasks to addresses.
+/// Returns whether a value maps jobs to lists of addresses, or to maps from task numbers to addresses.
 fn is_cluster(value: &Value) -> bool {
     let number = |key: &String| key.parse::<u64>().is_ok_and(|number| number < 65_536);
     let tasks = |tasks: &Value| match tasks {
@@ -27,7 +27,7 @@ fn is_cluster(value: &Value) -> bool {
     value.as_object().is_some_and(|jobs| jobs.values().all(tasks))
 }
 
-/// Whether a text is a valid TF_CONFIG in all its parts.
+/// Returns whether a text is valid as a TF_CONFIG in all its parts.
 fn is_tf_config(text: &str) -> bool {
     let Ok(Value::Object(config)) = serde_json::from_str(text) else { return false };
     let absent_or =
@@ -46,9 +46,9 @@ fn is_tf_config(text: &str) -> bool {
         && absent_or(&config, "session_master", Value::is_string)
 }
 
-/// TFC-6: TensorFlow parses TF_CONFIG again for each property, so that one may fail and another not. Ours parses and
-/// checks it once, and returns a valid resolver or an error. TFC-2: values that TensorFlow converts to a number or a
-/// text (1.5, true, a list for an object) are also refused.
+/// TFC-6: TensorFlow parses TF_CONFIG again for each property, so that one may fail and another not. This crate parses
+/// and checks it once, and returns a valid resolver or an error. TFC-2: values that TensorFlow converts to a number or
+/// a text (1.5, true, a list for an object) are also refused.
 pub fn tf_config_is_checked_completely(case: &Case, inputs: &Inputs<'_>) -> Found {
     let Some(outcome) = outcome(case) else { return Ok(None) };
     let text = inputs.optional("TF_CONFIG").and_then(Value::as_str);
@@ -66,7 +66,8 @@ pub fn tf_config_is_checked_completely(case: &Case, inputs: &Inputs<'_>) -> Foun
     Ok(Some(Difference::outcome(rule, ours.into())))
 }
 
-/// CL-1: TensorFlow accepts any text as an address, and notices mistakes when it connects. Ours is `host:port`.
+/// CL-1: TensorFlow accepts any text as an address, and notices mistakes when it connects. This crate accepts only
+/// `host:port`.
 pub fn addresses_are_host_and_port(case: &Case, inputs: &Inputs<'_>) -> Found {
     if outcome(case).is_none() {
         return Ok(None);
@@ -81,7 +82,7 @@ pub fn addresses_are_host_and_port(case: &Case, inputs: &Inputs<'_>) -> Found {
     Ok(wrong.then(|| Difference::error("CL-1", "ValueError")))
 }
 
-/// RES-2: TensorFlow ignores overrides of 0 and of an empty text. Ours does not.
+/// RES-2: TensorFlow ignores overrides of 0 and of an empty text. This crate applies them.
 pub fn empty_overrides_count(case: &Case, inputs: &Inputs<'_>) -> Found {
     let (Some(outcome), "union") = (outcome(case), op(inputs)) else { return Ok(None) };
     let mut ours = outcome.clone();
@@ -94,7 +95,7 @@ pub fn empty_overrides_count(case: &Case, inputs: &Inputs<'_>) -> Found {
     Ok((ours != *outcome).then(|| Difference::outcome("RES-2", ours.into())))
 }
 
-/// The tasks of a Slurm job step, one after the other, computed in another way than in the library.
+/// The tasks of a Slurm job step in the order of ranks, computed independently of the library.
 struct Step {
     /// The location of each rank: its host, and its index among the host's tasks.
     places: Vec<(String, usize)>,
@@ -179,9 +180,9 @@ impl Step {
     }
 }
 
-/// RES-3: TensorFlow takes the nodes in the order of their names, whereas Slurm numbers ranks in the order of its
-/// list. TensorFlow does not know its own task before it was asked for the cluster, and cannot describe nodes without
-/// GPUs. Ours can.
+/// RES-3: TensorFlow sorts the nodes by name, whereas Slurm numbers ranks in the order of its list. TensorFlow also
+/// does not know its own task before it is asked for the cluster, and cannot describe nodes without GPUs. This crate
+/// follows Slurm's order and knows both.
 pub fn slurms_ranks_are_slurms(case: &Case, inputs: &Inputs<'_>) -> Found {
     let (Some(outcome), "slurm") = (outcome(case), op(inputs)) else { return Ok(None) };
     let step = Step::of(inputs)?;

@@ -1,4 +1,4 @@
-//! Cluster specs, and resolvers of environment variables and arguments.
+//! Cases of cluster specs, and of resolvers that read environment variables and arguments.
 
 use super::case::{Case, Inputs, Ran, Stop};
 use super::errors::{Kind, raise};
@@ -60,7 +60,7 @@ fn tf_config(inputs: &Inputs<'_>) -> Ran {
     }
 }
 
-/// Returns `{"ok": value}` or `{"error": …}`.
+/// Returns the outcome of a property: `{"ok": value}` or `{"error": {"type": …}}`.
 fn property<T: serde::Serialize>(outcome: Result<T, ClusterError>) -> Value {
     match outcome {
         Ok(value) => json!({"ok": value}),
@@ -71,7 +71,7 @@ fn property<T: serde::Serialize>(outcome: Result<T, ClusterError>) -> Value {
     }
 }
 
-/// Returns the properties of a resolver.
+/// Returns the outcomes of all properties of a resolver.
 fn properties(resolver: &dyn ClusterResolver, inputs: &Inputs<'_>) -> Result<Map<String, Value>, Stop> {
     let mut calls = Vec::new();
     for call in inputs.list("master_calls")? {
@@ -112,17 +112,17 @@ fn spec(inputs: &Inputs<'_>) -> Result<ClusterSpec, Stop> {
     Ok(ClusterSpec::try_from(inputs.get("cluster")?.clone())?)
 }
 
-/// Returns the text of a field that may be missing.
+/// Reads a text from a field that may be missing.
 fn text<'a>(inputs: &Inputs<'a>, name: &str) -> Result<Option<&'a str>, String> {
     inputs.optional(name).map(|_| inputs.text(name)).transpose()
 }
 
-/// Returns the number of a field that may be missing.
+/// Reads a number from a field that may be missing.
 fn count(inputs: &Inputs<'_>, name: &str) -> Result<Option<usize>, String> {
     inputs.optional(name).map(|_| inputs.count(name)).transpose()
 }
 
-/// Returns the numbers of an object.
+/// Reads an object that maps names to numbers.
 fn counts<K: Ord + for<'a> From<&'a str>>(value: &Value) -> Result<BTreeMap<K, usize>, String> {
     let object = value.as_object().ok_or_else(|| format!("{value} is no object"))?;
     let number = |(name, count): (&String, &Value)| {
@@ -235,7 +235,7 @@ fn questions(spec: &ClusterSpec) -> Ran {
     }))
 }
 
-/// Returns the roles of a task, derived from its cluster.
+/// Returns the roles of a task in its cluster, such as whether it is the chief.
 fn roles(inputs: &Inputs<'_>) -> Ran {
     let (spec, task) = (spec(inputs)?, read_task(inputs.get("task_type")?, inputs.get("task_id")?)?);
     let device = |task: Option<Task>| task.map_or(String::new(), |task| task.device_name());

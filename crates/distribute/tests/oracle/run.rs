@@ -1,4 +1,4 @@
-//! `Strategy::run`, merging of results, local results, `merge_call` and contexts.
+//! Cases of `Strategy::run`, of merged and local results, of `merge_call` and of contexts.
 
 use super::arithmetic::{add, subtract, times};
 use super::case::{Case, Inputs, Ran, Stop};
@@ -70,13 +70,13 @@ pub fn oracle_run(case: &Case, inputs: &Inputs<'_>) -> Ran {
     }
 }
 
-/// Returns the merged form in the format of the files.
+/// Regroups the results of replicas, and writes them as JSON.
 fn merged(values: PerReplica<Tree<Leaf>>, leaf: impl Fn(&Leaf) -> Value) -> distribute::Result<Value> {
     let merged = values.regroup()?;
     Ok(nest_json(&merged, &|parts| json!({"per_replica": parts.iter().map(&leaf).collect::<Vec<_>>()})))
 }
 
-/// Regroups objects, which are represented by their names.
+/// Regroups the objects of a case, each of which is represented by a tensor with its name.
 fn regroup(case: &Case, inputs: &Inputs<'_>) -> Ran {
     let name = |value: &Value| match value.get("obj").and_then(Value::as_str) {
         Some(name) => Ok(Leaf::Host(HostTensor::scalar(name.as_bytes().to_vec()))),

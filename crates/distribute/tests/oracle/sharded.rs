@@ -1,5 +1,4 @@
-//! Variables that are sharded over parameter servers: the servers of their shards, and reads and writes of all of
-//! them.
+//! Cases of variables that are sharded over parameter servers: the servers of the shards, reads and writes.
 
 use super::case::{Case, Inputs, Ran, Stop};
 use super::differences::{Difference, Found, op, outcome};
@@ -117,7 +116,7 @@ fn strategy(servers: usize, partitioner: impl Partitioner) -> Result<ParameterSe
     ParameterServerStrategy::new(LocalCluster::new(1, servers)?.resolver(), partitioner)
 }
 
-/// Creates the table of a case, in this number of shards.
+/// Creates the table of a case, in the number of shards that the case asks for.
 fn table(inputs: &Inputs<'_>) -> Result<Variable, Stop> {
     let (whole, shards) = (tensor(inputs.get("table")?)?, inputs.count("num_shards")?);
     let strategy = strategy(2, FixedShardsPartitioner::new(shards)?)?;
@@ -143,7 +142,7 @@ fn written(table: &Variable) -> Ran {
     Ok(json!({"shards": shards, "result": to_json(&table.read()?)}))
 }
 
-/// Joins several variables of these shapes into one.
+/// Creates variables of the given shapes and dtypes, and joins them into a sharded one.
 fn joined(parts: &[(Vec<usize>, DType)]) -> Result<Variable, Stop> {
     let strategy =
         ParameterServerStrategy::builder().cluster_resolver(LocalCluster::new(1, 2)?.resolver()).build()?;
@@ -153,7 +152,7 @@ fn joined(parts: &[(Vec<usize>, DType)]) -> Result<Variable, Stop> {
     Ok(Variable::of_shards("whole", &parts, PartitionStrategy::Div)?)
 }
 
-/// Returns the gradient of the sum of `w` times the rows of a lookup, as an optimizer receives it.
+/// Returns the gradient of `sum(w * rows)`, where `rows` are those of a lookup, as an optimizer receives it.
 fn gradient(inputs: &Inputs<'_>) -> Ran {
     let (table, w) = (tensor(inputs.get("table")?)?, tensor(inputs.get("w")?)?);
     let (height, shape) = (table.dims()[0], table.dims().to_vec());
@@ -239,7 +238,8 @@ fn index(value: &Value) -> Result<Index, String> {
     }
 }
 
-/// PLACE-1, SHARD-1 to SHARD-4, COLO-4.
+/// Creates variables with the case's partitioner, and returns the server of each shard (PLACE-1, SHARD-1 to SHARD-4,
+/// COLO-4).
 fn created(inputs: &Inputs<'_>) -> Ran {
     let servers = inputs.count("num_ps")?;
     let builder =
@@ -314,7 +314,7 @@ fn sizes(list: &[Value]) -> Result<Vec<usize>, String> {
     Ok(ids(list)?.into_iter().map(|size| size.max(0) as usize).collect())
 }
 
-/// SV-6: TensorFlow returns rows in the order of shards. Ours have the order of the ids.
+/// SV-6: TensorFlow returns rows in the order of shards, this crate in the order of the ids.
 pub fn rows_are_in_the_order_of_ids(case: &Case, inputs: &Inputs<'_>) -> Found {
     let gathers = case.area == "sharded" && matches!(op(inputs), "gather" | "sparse_read");
     if outcome(case).is_none() || !gathers {
@@ -328,7 +328,7 @@ pub fn rows_are_in_the_order_of_ids(case: &Case, inputs: &Inputs<'_>) -> Found {
     Ok((by_shard != rows).then(|| Difference::outcome("SV-6", json!({"result": to_json(&ours)}))))
 }
 
-/// SV-2: some slices in TensorFlow differ from those of an array. Ours never do.
+/// SV-2: some slices of TensorFlow's sharded variables differ from those of an array. This crate's never do.
 pub fn slices_are_those_of_an_array(case: &Case, inputs: &Inputs<'_>) -> Found {
     let array = case.array_result.as_ref().filter(|_| op(inputs) == "slice" && case.quirk);
     Ok(array.map(|array| Difference::outcome("SV-2", json!({"result": array}))))

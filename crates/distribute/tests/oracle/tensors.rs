@@ -1,4 +1,4 @@
-//! Tensors and nests, from and to the format of the files.
+//! Conversion of tensors and nests from and to the JSON of the files.
 
 use super::case::Inputs;
 use super::compare::float;
@@ -98,7 +98,7 @@ pub fn leaf(value: &Value) -> Result<Leaf> {
     Ok(Leaf::Slices(slices))
 }
 
-/// Reads a nest, and its leaves with `leaf`.
+/// Reads a nest. `leaf` reads each of its leaves.
 pub fn nest<L>(value: &Value, leaf: &impl Fn(&Value) -> Result<L>) -> Result<Tree<L>> {
     let container =
         value.as_object().filter(|object| object.len() == 1).and_then(|object| object.iter().next());
@@ -127,7 +127,7 @@ pub fn leaves(value: &Value) -> Result<Tree<Leaf>> {
     nest(value, &leaf)
 }
 
-/// Reads one item for each replica.
+/// Reads the values of replicas. Returns an error if their number is not `replicas`.
 pub fn each<T>(values: &[Value], replicas: usize, read: impl Fn(&Value) -> Result<T>) -> Result<Vec<T>> {
     if values.len() == replicas {
         values.iter().map(read).collect()
@@ -173,7 +173,7 @@ impl Distributed for Argument {
     }
 }
 
-/// Writes a tensor in the format of the files.
+/// Writes a tensor as JSON.
 pub fn to_json(tensor: &HostTensor) -> Value {
     let real = |x: f64| match x {
         x if x.is_nan() => json!("NaN"),
@@ -207,7 +207,7 @@ pub fn to_json(tensor: &HostTensor) -> Value {
     json!({"dtype": tensor.dtype().name(), "shape": tensor.dims(), "data": data})
 }
 
-/// Writes a leaf in the format of the files.
+/// Writes a leaf as JSON.
 pub fn leaf_json(leaf: &Leaf) -> Value {
     match leaf {
         Leaf::Host(tensor) => to_json(tensor),
@@ -224,12 +224,12 @@ pub fn leaf_json(leaf: &Leaf) -> Value {
     }
 }
 
-/// Writes a candle tensor in the format of the files.
+/// Writes a candle tensor as JSON.
 pub fn candle_json(tensor: &candle_core::Tensor) -> Value {
     leaf_json(&Leaf::Candle(tensor.clone()))
 }
 
-/// Writes a nest in the format of the files.
+/// Writes a nest as JSON. `leaf` writes each of its leaves.
 pub fn nest_json<L>(tree: &Tree<L>, leaf: &impl Fn(&L) -> Value) -> Value {
     let all = |items: &[Tree<L>]| items.iter().map(|item| nest_json(item, leaf)).collect::<Vec<_>>();
     match tree {
@@ -244,12 +244,12 @@ pub fn nest_json<L>(tree: &Tree<L>, leaf: &impl Fn(&L) -> Value) -> Value {
     }
 }
 
-/// Writes a nest of leaves in the format of the files.
+/// Writes a nest of tensors or indexed slices as JSON.
 pub fn leaves_json(tree: &Tree<Leaf>) -> Value {
     nest_json(tree, &leaf_json)
 }
 
-/// Writes nests of leaves, one for each replica.
+/// Writes the nest of each replica as JSON.
 pub fn all_json<'a>(trees: impl IntoIterator<Item = &'a Tree<Leaf>>) -> Value {
     trees.into_iter().map(leaves_json).collect()
 }

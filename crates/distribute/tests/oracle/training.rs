@@ -1,4 +1,4 @@
-//! Trainings that must not depend on the number of replicas, and the optimizers' rules.
+//! Cases of trainings whose result must not depend on the number of replicas, and of the optimizers' rules.
 
 use super::case::{Case, Inputs, Ran, Stop};
 use super::compare::compare;
@@ -15,7 +15,7 @@ use distribute::{
 };
 use serde_json::{Value, json};
 
-/// Runs an expression with a rule, once all of the optimizer's fields are known.
+/// Evaluates an expression with a rule, after a check that the optimizer has no unknown fields.
 macro_rules! checked {
     ($o:ident, $value:expr, $rule:ident => $body:expr) => {{
         let $rule = $value;
@@ -24,7 +24,7 @@ macro_rules! checked {
     }};
 }
 
-/// Runs an expression with the rule and the learning rate that the case names.
+/// Evaluates an expression with the rule and the learning rate that the case names.
 macro_rules! with_rule {
     ($inputs:expr, $rule:ident, $rate:ident => $body:expr) => {{
         let o = $inputs.object("optimizer")?;
@@ -88,7 +88,7 @@ pub fn oracle_training(case: &Case, inputs: &Inputs<'_>) -> Ran {
     })
 }
 
-/// Trains with every number of replicas, and checks that the outcomes are equal. Returns the last one.
+/// Trains with each number of replicas, and checks that every outcome is the expected one. Returns the last.
 fn same_for_every_count(case: &Case, inputs: &Inputs<'_>, train: impl Fn(&Strategy) -> Ran) -> Ran {
     let mut outcomes = Vec::new();
     for count in inputs.list("replica_counts")? {
@@ -112,7 +112,7 @@ pub fn candle(value: &Value) -> Result<Tensor, Stop> {
     Ok(tensor(value)?.to_candle(&Device::Cpu)?)
 }
 
-/// Creates a model of only these variables, in this order.
+/// Creates a model of variables with the given initial values, in their order.
 pub fn variables(strategy: &Strategy, initial: &[Tensor]) -> distribute::Result<Replicated<Vec<Tensor>>> {
     let kinds: Vec<_> = initial.iter().map(|tensor| (tensor.shape().clone(), tensor.dtype())).collect();
     let build = move |vb: VarBuilder| -> candle_core::Result<Vec<Tensor>> {
@@ -301,7 +301,7 @@ impl Embedding {
     }
 }
 
-/// Makes one step for each gradient.
+/// Makes one step for each gradient, and returns the weights and slots after each.
 fn apply_each<R: Rule>(inputs: &Inputs<'_>, rule: R, rate: f64, gradients: Vec<Gradient>) -> Ran {
     let strategy = OneDeviceStrategy::new("cpu:0")?;
     let model = variables(&strategy, &[candle(inputs.get("initial")?)?])?;

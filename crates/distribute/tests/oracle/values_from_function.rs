@@ -1,4 +1,4 @@
-//! `Strategy::distribute_values_from_function`.
+//! Cases of `Strategy::distribute_values_from_function`.
 
 use super::arithmetic::times;
 use super::case::{Case, Inputs, Ran};

@@ -7,7 +7,7 @@ use distribute::HostTensor;
 use distribute::tensor::DType;
 use serde_json::{Value, json};
 
-/// The spec of the variable and its writes.
+/// The writes of a case, and the properties of the variable that they change.
 struct Program<'a> {
     sync: &'a str,
     aggregation: &'a str,
@@ -23,7 +23,7 @@ struct Step<'a> {
     value: &'a Value,
 }
 
-/// Returns the program, or `None` for cases that do not write to a variable of a mirrored strategy.
+/// Returns the writes of a case, or `None` if it does not write to a variable of a mirrored strategy.
 fn program<'a>(inputs: &Inputs<'a>) -> Result<Option<Program<'a>>, String> {
     if !matches!(op(inputs), "variable_program" | "scatter")
         || inputs.optional("strategy").and_then(Value::as_str) != Some("mirrored")
@@ -50,7 +50,7 @@ fn step(step: &Value) -> Result<Step<'_>, String> {
 }
 
 /// WR-3: TensorFlow lets each replica write its own copy of an ON_WRITE variable without aggregation, and the copies
-/// drift apart. Ours refuses it with any number of replicas.
+/// drift apart. This crate refuses such writes with any number of replicas.
 pub fn no_writes_without_aggregation(case: &Case, inputs: &Inputs<'_>) -> Found {
     let Some(program) = program(inputs)? else { return Ok(None) };
     let on_write = matches!(program.sync, "AUTO" | "ON_WRITE") && program.aggregation == "NONE";
@@ -59,7 +59,7 @@ pub fn no_writes_without_aggregation(case: &Case, inputs: &Inputs<'_>) -> Found 
     Ok(differs.then(|| Difference::error("WR-3", "ValueError")))
 }
 
-/// WR-4: TensorFlow cannot sum the same plain number over several replicas. Ours can, like `all_reduce`.
+/// WR-4: TensorFlow cannot sum the same plain number over several replicas. This crate can, like `all_reduce`.
 pub fn plain_numbers_are_summed(case: &Case, inputs: &Inputs<'_>) -> Found {
     let Some(program) = program(inputs)? else { return Ok(None) };
     let on_write = matches!(program.sync, "AUTO" | "ON_WRITE") && program.aggregation == "SUM";
@@ -73,8 +73,8 @@ pub fn plain_numbers_are_summed(case: &Case, inputs: &Inputs<'_>) -> Found {
     Ok(Some(Difference::outcome("WR-4", everywhere(&after, case.replicas, to_json(&after)))))
 }
 
-/// T4: TensorFlow writes all copies of an ON_READ variable without aggregation, and then fails to return the new
-/// value. Ours writes them, and only a read fails.
+/// T4: TensorFlow writes all copies of an ON_READ variable without aggregation, and then fails to return the new value.
+/// This crate writes them, and only a read fails.
 pub fn writes_give_nothing_to_read(case: &Case, inputs: &Inputs<'_>) -> Found {
     let Some(program) = program(inputs)? else { return Ok(None) };
     let [step] = &program.steps[..] else { return Ok(None) };
@@ -92,7 +92,7 @@ pub fn writes_give_nothing_to_read(case: &Case, inputs: &Inputs<'_>) -> Found {
 }
 
 /// T5: TensorFlow divides a value that is assigned to an integer ON_READ SUM variable by the number of replicas, and
-/// loses the remainder. Ours adds the remainder to the first copies, so that a read returns the assigned value.
+/// loses the remainder. This crate adds the remainder to the first copies, so that a read returns the assigned value.
 pub fn the_remainder_is_kept(case: &Case, inputs: &Inputs<'_>) -> Found {
     let Some(program) = program(inputs)? else { return Ok(None) };
     let [step] = &program.steps[..] else { return Ok(None) };
@@ -113,8 +113,8 @@ pub fn the_remainder_is_kept(case: &Case, inputs: &Inputs<'_>) -> Found {
     Ok((outcome(case) != ours.as_object()).then(|| Difference::outcome("variables T5", ours)))
 }
 
-/// UPD-2, WR-2: TensorFlow gives each copy the component of a per-replica value, from outside the replicas: the copies
-/// drift apart. Ours refuses such values.
+/// UPD-2, WR-2: outside the replicas, TensorFlow writes each component of a per-replica value to one copy, and the
+/// copies drift apart. This crate refuses such values.
 pub fn copies_have_no_separate_values(case: &Case, inputs: &Inputs<'_>) -> Found {
     if outcome(case).is_none() {
         return Ok(None);
@@ -127,8 +127,8 @@ pub fn copies_have_no_separate_values(case: &Case, inputs: &Inputs<'_>) -> Found
     Ok(program.steps.iter().any(own).then(|| Difference::error("WR-2", "ValueError")))
 }
 
-/// WR-4, ONR-3: if only the first replica counts, each of TensorFlow's workers takes its own: the copies of an
-/// ON_WRITE variable drift apart, and workers read different values. Ours is worker 0's on all.
+/// WR-4, ONR-3: if only the first replica counts, each of TensorFlow's workers takes its own: the copies of an ON_WRITE
+/// variable drift apart, and workers read different values. In this crate, the value of worker 0 counts on all of them.
 pub fn the_first_replica_is_that_of_worker_0(case: &Case, inputs: &Inputs<'_>) -> Found {
     if case.area != "multi_worker" || op(inputs) != "variable" {
         return Ok(None);

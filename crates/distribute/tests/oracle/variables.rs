@@ -1,4 +1,4 @@
-//! Variables: their values after writes in each context, `update`, `update_non_slot`, `reduce_to`.
+//! Cases of variables: their values after writes in each context, `update`, `update_non_slot` and `reduce_to`.
 
 use super::arithmetic::{add, times};
 use super::case::{Case, Inputs, Ran, Stop};
@@ -57,7 +57,7 @@ pub fn oracle_variables(case: &Case, inputs: &Inputs<'_>) -> Ran {
     }
 }
 
-/// Creates the variable of a spec in the strategy's scope.
+/// Creates the variable that `spec` describes in the strategy's scope.
 fn create(strategy: &Strategy, spec: &Inputs<'_>) -> Result<Variable, Stop> {
     let initial = tensor(spec.get("initial")?)?;
     let builder = builder((spec.text("sync")?, spec.text("aggregation")?), initial)?;
@@ -65,7 +65,7 @@ fn create(strategy: &Strategy, spec: &Inputs<'_>) -> Result<Variable, Stop> {
     Ok(strategy.scope(|| builder.create())?)
 }
 
-/// Returns a builder of a variable with this synchronization and aggregation.
+/// Returns a builder of a variable with the given synchronization, aggregation and initial value.
 pub fn builder((sync, aggregation): (&str, &str), initial: HostTensor) -> Result<VariableBuilder, Stop> {
     let synchronization = match sync {
         "AUTO" => VariableSynchronization::Auto,
@@ -88,11 +88,11 @@ enum Argument {
     Plain(Leaf),
     Mirrored(Mirrored<Leaf>),
     PerReplica(PerReplica<Leaf>),
-    /// Another variable, with this initial value.
+    /// Another variable, with the given initial value.
     Variable(HostTensor),
 }
 
-/// Returns the argument of a write or an update. A plain number becomes a scalar of the variable's dtype.
+/// Reads the argument of a write or an update. A plain number becomes a scalar of the variable's dtype.
 fn argument(value: &Inputs<'_>, dtype: distribute::tensor::DType) -> Result<Argument, Stop> {
     let all = |list: &Value| {
         let list = list.as_array().ok_or_else(|| format!("{list} is no list"))?;
@@ -113,7 +113,7 @@ fn argument(value: &Inputs<'_>, dtype: distribute::tensor::DType) -> Result<Argu
     Ok(argument)
 }
 
-/// Makes one write, in replica, cross-replica or update context.
+/// Writes to a variable, in replica, cross-replica or update context.
 fn write<V: Distributed<Local = Leaf> + Reducible>(
     strategy: &Strategy,
     variable: &Variable,

@@ -1,4 +1,4 @@
-//! The check of a case's outcome.
+//! Running a case, and the check of its outcome.
 
 use super::case::{Case, Expect, Inputs, Run, Stop};
 use super::compare::compare;
@@ -11,15 +11,15 @@ use std::time::Duration;
 /// The result of a case.
 pub enum Verdict {
     Passed,
-    /// A deliberate difference from TensorFlow, by our rule.
+    /// The outcome differs from TensorFlow's on purpose, by the rule of this name.
     Difference(&'static str),
     Failed(String),
 }
 
-/// The time limit: a case that takes longer hangs.
+/// The time limit of a case. A case that takes longer counts as hanging.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Runs a case on its own thread, so that it can neither hang nor leave a context.
+/// Runs a case on its own thread, so that the runner survives a hang, a panic and a context that is left open.
 pub fn compare_case(case: Case, run: Option<Run>) -> Verdict {
     let Some(run) = run else { return Verdict::Failed(format!("no runner for the area {:?}", case.area)) };
     let (sender, receiver) = mpsc::channel();

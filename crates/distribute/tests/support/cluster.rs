@@ -14,10 +14,10 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 pub const MINUTE: Duration = Duration::from_secs(60);
-/// The name of the file with the error output of chiefs.
+/// The name of the file that receives the chief's error output.
 const ERRORS: &str = "errors";
 
-/// The environment variables of a task.
+/// The environment variable with the cluster of a task.
 const CLUSTER: &str = "CLUSTER";
 const FOLDER: &str = "FOLDER";
 const REPLICAS: &str = "REPLICAS";
@@ -35,13 +35,13 @@ pub struct ClusterBuilder {
 }
 
 impl ClusterBuilder {
-    /// Adds a chief, which is also a process, or an evaluator, which never joins.
+    /// Adds a task of this job. A chief then is also a process. An evaluator never joins the cluster.
     pub fn with(mut self, job: Job) -> Self {
         self.others.push(job);
         self
     }
 
-    /// Starts servers only. The workers are in the cluster's description.
+    /// Starts only the servers. The workers are still part of the cluster's description.
     pub fn without_workers(mut self) -> Self {
         self.starts_workers = false;
         self
@@ -101,7 +101,7 @@ impl ClusterBuilder {
     }
 }
 
-/// The tasks of a cluster as processes, which run the test that starts them. They are killed when this is dropped.
+/// The tasks of a cluster as processes, which run the test that starts them. They are killed on drop.
 pub struct Cluster {
     spec: ClusterSpec,
     test: &'static str,
@@ -111,7 +111,7 @@ pub struct Cluster {
     tasks: Vec<(Task, Option<Killed>)>,
     /// The lines that the chief prints, if it is a process.
     printed: Option<mpsc::Receiver<String>>,
-    /// The ports, which no other process gets while a task is killed.
+    /// The reserved ports, so that no other process gets one while its task is killed.
     _ports: Vec<Port>,
     _temporary: Option<TempDir>,
 }
@@ -162,7 +162,7 @@ impl Cluster {
         self.spec.clone()
     }
 
-    /// Returns a resolver of the cluster, without the task of this process.
+    /// Returns a resolver of the cluster that names no task of its own.
     pub fn resolver(&self) -> SimpleClusterResolver {
         SimpleClusterResolver::new(self.spec())
     }
@@ -188,8 +188,7 @@ impl Cluster {
         self.tasks[at].1 = None;
     }
 
-    /// Returns the next line of the chief that begins with `start`, or `None` after that time.
-    ///
+    /// Returns the next line of the chief that begins with `start`, or `None` after `within`.
     /// # Panics
     /// Panics if the chief has exited instead.
     pub fn next_line(&self, start: &str, within: Duration) -> Option<String> {
@@ -234,7 +233,8 @@ impl Cluster {
     }
 }
 
-/// Runs the task if a [`Cluster`] started this process for one. The chief runs `chief`.
+/// Runs the task for which a [`Cluster`] started this process, and returns `true`. Returns `false` in the test's own
+/// process. A chief calls `chief`.
 pub fn is_task_or(chief: impl FnOnce(ClusterSpec, &Path)) -> bool {
     let Some(part) = part() else { return false };
     let (job, index) = part.split_once(' ').unwrap();
@@ -256,7 +256,8 @@ pub fn is_task_or(chief: impl FnOnce(ClusterSpec, &Path)) -> bool {
     true
 }
 
-/// Does the same if the chief is the test.
+/// Runs the task for which a [`Cluster`] started this process, like [`is_task_or`], in a cluster whose chief is the
+/// test.
 pub fn is_task() -> bool {
     is_task_or(|_, _| ())
 }

@@ -1,4 +1,4 @@
-//! A component of checkpoints whose copy waits for the test.
+//! A component of checkpoints whose copy waits until the test permits it.
 
 use distribute::checkpoint::{Checkpointed, HeldTensors, LiveTensors, Reader, Restore, SourceError, Writer};
 use distribute::tensor::DType;
@@ -37,7 +37,7 @@ impl Gate {
         Self::of(1)
     }
 
-    /// Creates a component of some numbers, and the sender of their permits.
+    /// Creates a component of the given number of numbers, and the sender of their permits.
     pub fn of(numbers: usize) -> (Self, Sender<Result<(), String>>) {
         let (permit, permitted) = channel();
         (Self { live: Arc::new(Permits(Mutex::new(permitted))), numbers }, permit)

@@ -36,12 +36,12 @@ pub fn vector(values: &[f64]) -> Tensor {
     Tensor::new(values, &Device::Cpu).unwrap()
 }
 
-/// Returns all elements.
+/// Returns the elements of an `f32` tensor in row-major order.
 pub fn floats(tensor: &Tensor) -> Vec<f32> {
     tensor.flatten_all().unwrap().to_vec1().unwrap()
 }
 
-/// Returns all elements, of any float type.
+/// Returns the elements of a tensor of any float type, in row-major order.
 pub fn flat(tensor: &Tensor) -> Vec<f64> {
     tensor.to_dtype(DType::F64).unwrap().flatten_all().unwrap().to_vec1().unwrap()
 }
@@ -57,7 +57,7 @@ pub fn per_replica<T>(values: impl IntoIterator<Item = T>) -> PerReplica<T> {
     PerReplica::from_values(values.into_iter().collect())
 }
 
-/// The log of a subscriber.
+/// A log in memory, to which a subscriber writes.
 #[derive(Clone, Default)]
 pub struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -79,7 +79,7 @@ impl<'a> MakeWriter<'a> for Log {
 }
 
 impl Log {
-    /// Starts the log of this process, which all its tests share.
+    /// Returns the log of this process, which all its tests share. The first call starts it.
     pub fn of_process() -> Self {
         static LOG: OnceLock<Log> = OnceLock::new();
         let start = || {
@@ -94,7 +94,7 @@ impl Log {
         String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
     }
 
-    /// Returns the lines with a part that only one test has.
+    /// Returns the lines that contain `with`, which must occur in the lines of one test only.
     pub fn lines(&self, with: &str) -> Vec<String> {
         self.text().lines().filter(|line| line.contains(with)).map(String::from).collect()
     }

@@ -11,15 +11,15 @@ const INVALID_ARGUMENT: c_int = 4;
 const INVALID_USAGE: c_int = 5;
 const IN_PROGRESS: c_int = 7;
 
-/// One of several communicators, of one GPU each.
+/// A communicator of one GPU. A set has one for each of its GPUs.
 struct Communicator {
     set: u8,
     rank: c_int,
     ranks: c_int,
     gpu: c_int,
-    /// The remaining number of polls; negative for forever.
+    /// The number of polls until the operation is complete; negative if it never is.
     questions: Cell<c_int>,
-    /// The address to which it is written again when it is linked.
+    /// The location of the communicator's pointer, which is written again when the communicator is linked.
     place: Cell<*mut *mut Communicator>,
 }
 
@@ -35,13 +35,13 @@ pub struct Config {
     blocking: c_int,
 }
 
-/// The number of polls of later operations; negative for forever.
+/// The number of polls that later operations need; negative if they never complete.
 static QUESTIONS: AtomicI32 = AtomicI32::new(0);
 
-/// The result of operations.
+/// The result of later operations.
 static STATE: AtomicI32 = AtomicI32::new(0);
 
-/// The number of communicators.
+/// The number of communicators that exist.
 static COMMUNICATORS: AtomicI32 = AtomicI32::new(0);
 
 #[unsafe(no_mangle)]
@@ -77,7 +77,7 @@ struct Group {
 
 thread_local! {
     static GPU: Cell<c_int> = const { Cell::new(-1) };
-    /// The calls to sum when no operation of the group is in progress.
+    /// The calls that will be summed when no operation of the group is in progress.
     static BEGUN: RefCell<Vec<Call>> = const { RefCell::new(Vec::new()) };
     static GROUP: RefCell<Option<Group>> = const { RefCell::new(None) };
 }

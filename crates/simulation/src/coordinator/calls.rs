@@ -4,7 +4,7 @@ use bytes::Bytes;
 use distribute_coordinator::dispatch::Task;
 use distribute_coordinator::{Argument, Call, Origin, ResourceId};
 
-/// The task that an execution performs.
+/// The task that a worker executes: a closure, or the creation of a resource.
 #[derive(Clone, Debug)]
 pub enum Doing {
     Closure { origin: Origin, which: usize, resources: Vec<ResourceId> },

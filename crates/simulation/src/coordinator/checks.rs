@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 /// The maximum number of times in a row that a worker's thread may wake up for work and find none.
 const IDLE: u32 = 64;
 
-/// The results of a coordinator's cluster, and the rules that were broken.
+/// The counts of a coordinator's cluster, and the rules that were broken.
 #[derive(Debug, Default)]
 pub struct Checks {
     /// The rules that were broken.

@@ -81,7 +81,7 @@ impl Chief {
         format!("at act {next}, {queued} queued, settling: {settling}, {open:?}, {follows:?}, busy: {busy:?}")
     }
 
-    /// Records `now` as the time at which the worker's current task began, if the task has changed.
+    /// Updates the start time of the worker's current task: if the task has changed, it began `now`.
     fn look_at(&mut self, worker: usize, now: Duration) {
         let task = self.dispatch.running(worker).map(|(task, _)| task);
         if self.busy[worker].map(|(task, _)| task) != task {
@@ -199,7 +199,7 @@ impl World {
         }
     }
 
-    /// Handles an arrival at a coordinator from a worker.
+    /// Handles what arrives at a coordinator over a connection to a worker.
     pub fn chief_hears(&mut self, chief: usize, conn: Conn, what: Arrival<Words>) {
         let worker = self.network.leads_to(conn);
         let follow = self.chiefs[chief].follows[worker];
@@ -305,8 +305,8 @@ impl World {
         self.stir(chief);
     }
 
-    /// Marks silent workers as lost, and ends the sessions of workers whose task has been running for too long. Then
-    /// continues the program.
+    /// Does the regular checks of a coordinator: marks silent workers as lost, and ends the sessions of workers whose
+    /// task has been running for too long. Then continues the program.
     pub fn look(&mut self, chief: usize) {
         let now = self.agenda.now();
         for worker in 0..self.plan.workers {

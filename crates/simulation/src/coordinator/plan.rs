@@ -24,7 +24,7 @@ pub enum Step {
     Wait,
 }
 
-/// The way in which a closure, or the creation of a resource, ends.
+/// The way in which a closure ends, or the creation of a resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// The code succeeds.

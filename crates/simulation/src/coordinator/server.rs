@@ -3,7 +3,7 @@
 use distribute_coordinator::Origin;
 use std::collections::BTreeSet;
 
-/// A server.
+/// A server, which records the changes that it has made.
 #[derive(Debug, Default)]
 pub struct Server {
     /// The coordinator whose closures may change this server.
@@ -13,7 +13,7 @@ pub struct Server {
     made: BTreeSet<(u64, u64)>,
 }
 
-/// The response of a server to a change.
+/// The result of a change that is requested from a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     /// The server makes the change.

@@ -106,7 +106,7 @@ pub enum Event {
     Go(usize),
     Push(Push),
     Answer(Push, Change),
-    /// It is time to send a change again, if its server has not responded.
+    /// A change is sent again, if its server has not responded yet.
     Again(Push),
 }
 
@@ -133,7 +133,7 @@ pub struct World {
     pub chiefs: Vec<Chief>,
     pub workers: Vec<Worker>,
     pub servers: Vec<Server>,
-    /// The time until which each server does not respond.
+    /// The time until which each server is unresponsive.
     pub down: Vec<Duration>,
     pub sessions: Vec<Session>,
     pub executions: Vec<Execution>,
@@ -377,7 +377,7 @@ impl World {
         self.pids.len() - 1
     }
 
-    /// Returns `true` if this bug is planted.
+    /// Returns `true` if the bug `planted` is planted in this simulation.
     pub fn has(&self, planted: Planted) -> bool {
         self.planted == Some(planted)
     }

@@ -1,4 +1,4 @@
-//! The history of all rows, and what a worker may read at a point of its program.
+//! The history of all rows: the changes that a worker must see in a row, and those that it may see.
 
 use super::plan::Act;
 
@@ -15,7 +15,7 @@ pub struct Oracle {
 }
 
 impl Oracle {
-    /// Creates the oracle of a process that starts after a number of changes.
+    /// Creates the oracle of a process that starts when `changes` changes have been made.
     pub fn new(changes: usize) -> Self {
         Self { changes, ticks: vec![changes], written: changes, has_updated: false }
     }
@@ -37,14 +37,15 @@ impl Oracle {
         self.written = self.changes;
     }
 
-    /// Returns the first changes that a row must have which is read now, if it may be `staleness` ticks old.
+    /// Returns the number of changes that a row must at least contain if it is read now and may be `staleness` ticks
+    /// old.
     pub fn least(&self, staleness: u64) -> usize {
         let oldest = self.ticks.len().saturating_sub(1 + staleness as usize);
         self.ticks[oldest].max(self.written)
     }
 }
 
-/// Returns how many of the first `changes` changes of a program have changed a row.
+/// Returns the number of changes of the row `id` among the first `changes` changes of a program.
 pub fn version(acts: &[Act], id: i64, changes: usize) -> u64 {
     let changed = acts.iter().filter_map(Act::changes).take(changes);
     changed.filter(|ids| ids.contains(&id)).count() as u64

@@ -4,17 +4,17 @@ use distribute_ps_tables::RowCacheOptions;
 use distribute_testing::SplitMix;
 use std::time::Duration;
 
-/// The size of a row in bytes: its id, and the number of its changes.
+/// The size of a row in bytes. A row contains its id and the number of its changes.
 pub const ROW: usize = 16;
 
 /// An act of all workers. Lists of ids have an entry for each worker.
 #[derive(Clone, Debug)]
 pub enum Act {
-    /// Ids of the next run are announced.
+    /// Each worker announces ids of its next run.
     Want(Vec<Vec<i64>>),
-    /// A run begins when all workers have called it.
+    /// A run begins after all workers have called it.
     Begin,
-    /// Distinct rows are looked up. The workers do not wait for them before the next act that changes rows.
+    /// Each worker looks up distinct rows. It does not wait for them before the next act that changes rows.
     LookUp(Vec<Vec<i64>>),
     /// Gradients of all workers change rows.
     Update(Vec<i64>),
@@ -38,8 +38,7 @@ impl Act {
 pub enum Fault {
     /// The connection of a worker to a server breaks.
     Break { worker: usize, server: usize },
-    /// A worker is lost. All workers are started again, with the rows of a checkpoint that was made a number of runs
-    /// before.
+    /// A worker is lost. All workers are started again, with the rows of a checkpoint from `runs` runs before.
     Kill { runs: usize },
 }
 
@@ -48,7 +47,7 @@ pub enum Fault {
 pub struct Plan {
     pub workers: usize,
     pub servers: usize,
-    /// The bound of the age of cached rows; 0 if rows are not cached.
+    /// The maximum age of cached rows, in ticks; 0 if rows are not cached.
     pub staleness: u64,
     /// The options of the caches; `None` if rows are not cached.
     pub cache: Option<RowCacheOptions>,

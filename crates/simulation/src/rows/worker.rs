@@ -1,4 +1,4 @@
-//! A worker: its cache and its prefetched rows, and the rows that it waits for.
+//! A worker: its cache, its prefetched rows, and the rows for which it waits.
 
 use super::oracle::{Oracle, version};
 use super::plan::{Act, Plan, ROW};
@@ -16,10 +16,10 @@ pub struct Worker {
     clock: StepClock,
     cache: Option<CachedRows>,
     prefetch: Prefetch,
-    /// The rows that were requested last before their run.
+    /// The rows that were prefetched last.
     arriving: Option<Arriving>,
     reads: Vec<Read>,
-    /// The requests that have no response, by server and number.
+    /// The requests without a response, by server and number.
     pub unanswered: BTreeMap<(usize, u64), Request>,
     requests: u64,
     /// The number of rounds in which this worker has waited for the others.
@@ -29,15 +29,15 @@ pub struct Worker {
     oracle: Oracle,
 }
 
-/// The progress of an act in which workers wait for each other.
+/// The progress of an act in which the workers wait for each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     Ready,
-    /// The gradients of the other workers are awaited.
+    /// The worker waits for the gradients of the others.
     Gather,
-    /// The responses to this worker's changes are awaited.
+    /// The worker waits for the responses to its changes.
     Change,
-    /// The others' results are awaited.
+    /// The worker waits for the results of the others.
     Agree,
 }
 
@@ -47,22 +47,22 @@ struct Arriving {
     change: u64,
     ids: Vec<i64>,
     rows: BTreeMap<i64, u64>,
-    /// Whether a response was lost and is not requested again.
+    /// Whether a response was lost and will not be requested again.
     has_failed: bool,
 }
 
-/// A lookup whose rows have not all arrived.
+/// A lookup some of whose rows have not arrived.
 #[derive(Debug)]
 struct Read {
     ids: Vec<i64>,
     /// The lookup in the cache, if there is one.
     cached: Option<CacheLookup>,
-    /// The ids that are not in the cache, and which of them were prefetched.
+    /// The ids that are not in the cache, each with whether it was prefetched.
     missing: Vec<i64>,
     found: PrefetchLookup,
-    /// The rows that were requested when they were looked up.
+    /// The rows that were requested only by the lookup, with the numbers of their changes.
     rows: BTreeMap<i64, u64>,
-    /// The fewest and the most changes that each row may have.
+    /// The minimum and maximum number of changes that each row may contain.
     bounds: Vec<(u64, u64)>,
 }
 
@@ -86,7 +86,7 @@ impl Worker {
         }
     }
 
-    /// Adds a request without a response. Returns its number.
+    /// Records a request without a response. Returns the number of the request.
     pub fn add_request(&mut self, server: usize, request: Request) -> u64 {
         self.requests += 1;
         self.unanswered.insert((server, self.requests), request);
@@ -103,7 +103,7 @@ impl Worker {
 }
 
 impl World {
-    /// Continues a worker until it waits for others, for responses or for a time.
+    /// Continues a worker until it waits for other workers, for responses or for some time.
     pub fn go(&mut self, number: usize) {
         loop {
             let Some(act) = self.plan.acts.get(self.workers[number].at).cloned() else { return };
@@ -175,7 +175,7 @@ impl World {
         }
     }
 
-    /// Sends the other workers the message for which they wait in their next round.
+    /// Enters the next round: sends the other workers the message for which they wait in it.
     fn enter_round(&mut self, number: usize, stage: Stage) {
         let worker = &mut self.workers[number];
         (worker.round, worker.stage) = (worker.round + 1, stage);
@@ -184,7 +184,7 @@ impl World {
         self.send_round(number, round);
     }
 
-    /// Sends a change to the servers for which this worker does so.
+    /// Sends a change to the servers to which this worker sends changes. Each server gets its changes from one worker.
     fn send_changes(&mut self, number: usize, ids: &[i64]) {
         for server in (number..self.plan.servers).step_by(self.plan.workers) {
             let of_server: Vec<i64> =
@@ -217,7 +217,7 @@ impl World {
         }
     }
 
-    /// Requests the rows of the next run.
+    /// Requests the rows of the next run from the servers.
     fn request_rows(&mut self, number: usize) {
         let worker = &mut self.workers[number];
         let (cache, now) = (worker.cache.as_ref(), worker.clock.now());
@@ -245,7 +245,7 @@ impl World {
         self.finish_reads(number);
     }
 
-    /// Receives rows that a worker has requested.
+    /// Handles rows that a worker has requested.
     pub fn rows_arrive(&mut self, number: usize, purpose: Purpose, rows: &[(i64, u64)]) {
         let worker = &mut self.workers[number];
         match purpose {
@@ -263,7 +263,7 @@ impl World {
         self.finish_reads(number);
     }
 
-    /// Records that prefetched rows will not arrive.
+    /// Records that the rows that were prefetched after a change will not arrive.
     pub fn prefetch_fails(&mut self, number: usize, change: u64) {
         let arriving = self.workers[number].arriving.as_mut();
         arriving.into_iter().filter(|rows| rows.change == change).for_each(|rows| rows.has_failed = true);
@@ -336,7 +336,7 @@ impl World {
 }
 
 impl Read {
-    /// Returns the rows that are not in the cache, if all of them have arrived.
+    /// Returns the rows that were not in the cache, or `None` if some have not arrived.
     fn fetched(&self, arriving: Option<&Arriving>) -> Option<Vec<u8>> {
         let row = |(id, place): (&i64, &Option<usize>)| match place {
             None => Some(to_bytes(*id, *self.rows.get(id)?)),

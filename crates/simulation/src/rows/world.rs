@@ -21,11 +21,11 @@ pub enum Request {
     Change(Vec<i64>),
 }
 
-/// The purpose for which rows are requested.
+/// The purpose of a request for rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     LookUp,
-    /// The rows of the next run, after the change with this number.
+    /// The next run, which begins after the change with this number.
     Prefetch(u64),
 }
 
@@ -43,7 +43,7 @@ enum Event {
         round: u64,
         job: u64,
     },
-    /// A request arrives over the connection of this number.
+    /// A request arrives over the connection with this number.
     Asked {
         worker: usize,
         server: usize,
@@ -51,7 +51,8 @@ enum Event {
         number: u64,
         request: Request,
     },
-    /// A response arrives over the connection of this number. A read has rows with the number of their changes.
+    /// A response arrives over the connection with this number. The response to a read contains each row's id and its
+    /// number of changes.
     Answered {
         worker: usize,
         server: usize,
@@ -72,15 +73,15 @@ enum Event {
 struct Connection {
     number: u64,
     is_broken: bool,
-    /// The time of the last message to the server, and to the worker.
+    /// The arrival times of the last message to the server and of the last to the worker.
     last: [Duration; 2],
 }
 
-/// A server: the number of changes of each row, and the changes that it has made.
+/// A server: the number of changes of each row, and the requests for changes that it has made.
 #[derive(Debug, Default)]
 struct Server {
     rows: BTreeMap<i64, u64>,
-    /// The numbers of changes, by job and worker.
+    /// The changes that were made, by job, worker and number of the request.
     made: BTreeSet<(u64, usize, u64)>,
 }
 
@@ -88,7 +89,7 @@ struct Server {
 #[derive(Debug, Default)]
 pub struct Checks {
     pub broken: Vec<String>,
-    /// The number of rows that were not requested when they were looked up.
+    /// The number of rows that were cached or prefetched when they were looked up.
     pub early: usize,
     /// The number of faults that had an effect.
     pub disturbed: usize,
@@ -105,9 +106,9 @@ pub struct World {
     servers: Vec<Server>,
     /// The connections, by worker and server.
     connections: Vec<Vec<Connection>>,
-    /// The time of the last message between each two workers.
+    /// The arrival time of the last message from each worker to each other.
     rounds: BTreeMap<(usize, usize), Duration>,
-    /// The number of times that all workers were started.
+    /// The number of times that all workers have been started.
     job: u64,
     history: History,
 }
@@ -222,7 +223,7 @@ impl World {
         }
     }
 
-    /// Starts all workers with the rows of a checkpoint before the act `at`.
+    /// Starts all workers at the act `at`, with the rows of a checkpoint that was made before it.
     fn start(&mut self, at: usize) {
         self.job += 1;
         let changes = self.plan.acts[..at].iter().filter(|act| act.changes().is_some()).count();
@@ -240,7 +241,7 @@ impl World {
         (0..self.plan.workers).for_each(|worker| self.go_later(worker));
     }
 
-    /// Breaks a connection, which is made again after some time. Requests for the next run may be given up.
+    /// Breaks a connection, which is re-established after some time. Prefetched rows may be given up.
     fn break_connection(&mut self, worker: usize, server: usize) {
         let connection = &mut self.connections[worker][server];
         (connection.number, connection.is_broken) = (connection.number + 1, true);
@@ -263,7 +264,7 @@ impl World {
         }
     }
 
-    /// Sends the requests without a response again, in their order.
+    /// Handles a re-established connection: sends the requests without a response again, in their order.
     fn connected(&mut self, worker: usize, server: usize, connection: u64) {
         let of = &mut self.connections[worker][server];
         if of.number != connection {
@@ -290,7 +291,7 @@ impl World {
         }
     }
 
-    /// Sends a request over the connection to a server or, if it is broken, when it has been made again.
+    /// Sends a request to a server. If the connection is broken, the request is sent when it has been re-established.
     pub fn request(&mut self, worker: usize, server: usize, request: Request) {
         let number = self.workers[worker].add_request(server, request.clone());
         if !self.connections[worker][server].is_broken {

@@ -343,7 +343,7 @@ impl Scenario {
     }
 }
 
-/// The actions that may replace a worker's call.
+/// The actions that may replace a worker's normal call.
 const ODDITIES: [Deed; 4] = [Deed::Call { other: true }, Deed::Decline, Deed::Abandon, Deed::Leave];
 
 fn ms(ms: u64) -> Duration {
@@ -354,7 +354,7 @@ fn of(draw: &mut SplitMix, all: &[u64]) -> u64 {
     draw.of(all)
 }
 
-/// Returns a time during a random worker's call.
+/// Returns a time shortly after a random worker has begun a random call.
 fn in_call(draw: &mut SplitMix, plan: &Plan) -> When {
     let (rank, after) = (draw.below(plan.workers), Duration::from_micros(draw.below(40_000) as u64));
     let [step, call] = [plan.script.steps, plan.script.calls].map(|most| 1 + draw.bits() % most);

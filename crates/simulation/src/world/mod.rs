@@ -20,10 +20,10 @@ use distribute_testing::SplitMix;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// The maximum number of generations. If there are more, workers are considered to fail again and again.
+/// The maximum number of generations. If there are more, the workers are considered to restart forever.
 const GENERATIONS: u64 = 40;
 
-/// The maximum number of started processes. If there are more, they are considered to fail again and again.
+/// The maximum number of started processes. If there are more, they are considered to restart forever.
 const STARTS: usize = 1_000;
 
 /// The maximum number of events. If there are more, the simulation is considered not to end.
@@ -59,7 +59,7 @@ pub struct Simulation {
     ended: Duration,
     /// Whether each fault has occurred.
     happened: Vec<bool>,
-    /// Whether a process of each worker is about to start.
+    /// Whether a start of a process is scheduled, for each worker.
     starting: Vec<bool>,
     /// The highest generation of any world so far; 0 if there was none.
     made: u64,

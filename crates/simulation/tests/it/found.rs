@@ -1,9 +1,10 @@
-//! Seeds that broke a rule before a bug was fixed. If the bug is among the planted ones, they find it again.
+//! Seeds that broke a rule before a bug was fixed. If this bug is one of the planted ones, each seed must still find
+//! it.
 
 use distribute_simulation::{Planted, Scenario};
 use distribute_testing::watched;
 
-/// Checks that none of these seeds breaks a rule, and that each of them does if the bug is planted.
+/// Checks that none of the seeds breaks a rule, and that each does if the bug is planted.
 fn assert_fixed(scenario: Scenario, seeds: &'static [u64], bug: Option<Planted>) {
     watched(move || {
         for seed in seeds {

@@ -1,4 +1,4 @@
-//! The simulated cluster: bugs that it finds, and rules that must hold.
+//! Tests of the simulated cluster: it finds planted bugs, and without them no rule is broken.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 

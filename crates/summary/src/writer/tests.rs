@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Returns the events of a file before its end or an incomplete record.
+/// Returns the events of a file, up to its end or to an incomplete record.
 fn events(path: &Path) -> Vec<Event> {
     let mut reader = TfRecordReader::open(path, Compression::None).unwrap();
     let mut events = Vec::new();
@@ -124,7 +124,7 @@ fn an_invalid_summary_is_refused_and_leaves_the_file_unchanged() {
     assert!(matches!(error, Error::Folder { .. }), "{error}");
 }
 
-/// Simulates a full disk with a limit on the size of files, which the system enforces.
+/// Checks a full disk, which is simulated by the system's limit on the size of files.
 #[cfg(unix)]
 #[test]
 fn a_full_disk_is_an_error_each_time_and_flushed_events_remain() {
@@ -154,7 +154,7 @@ fn a_full_disk_is_an_error_each_time_and_flushed_events_remain() {
     child::output(limited, PATIENCE);
 }
 
-/// Reads the files with TensorBoard's own reader. The test is skipped if the Python in `DISTRIBUTE_PYTHON`, by default
+/// Checks the files with TensorBoard's own reader. The test is skipped if the Python in `DISTRIBUTE_PYTHON`, by default
 /// `python3`, does not have TensorBoard.
 #[test]
 fn tensorboard_reads_the_files() {

@@ -1,4 +1,4 @@
-//! Tests whose processes are started by `mpirun`: each test starts itself again.
+//! Support for tests whose processes are started by `mpirun`: each test starts itself again.
 
 #![allow(dead_code, clippy::unwrap_used, clippy::panic)]
 
@@ -9,10 +9,10 @@ use std::time::Duration;
 
 pub const PATIENCE: Duration = Duration::from_secs(110);
 
-/// A lock for one `mpirun` at a time, because there are two cores.
+/// The lock that lets only one `mpirun` run at a time, because the machine has two cores.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// Returns the command that starts this test again as this number of processes, with `part` for them.
+/// Returns the command that starts this test again as `ranks` processes, in each of which [`child::part`] is `part`.
 pub fn mpirun(test: &str, ranks: usize, part: &str) -> Command {
     let own = child::command(test, part);
     let mut mpirun = Command::new("mpirun");
@@ -28,7 +28,7 @@ pub fn mpirun(test: &str, ranks: usize, part: &str) -> Command {
     mpirun
 }
 
-/// Calls `body` in the processes of one `mpirun` for each of these numbers of processes. All have to succeed.
+/// Calls `body` in all processes of one `mpirun`, for each of the given numbers of processes. All must succeed.
 pub fn on_ranks(test: &str, ranks: &[usize], body: impl FnOnce()) {
     if child::part().is_some() {
         return body();
@@ -38,7 +38,7 @@ pub fn on_ranks(test: &str, ranks: &[usize], body: impl FnOnce()) {
     }
 }
 
-/// Runs a program and returns both outputs. Checks that it succeeds, or that it fails.
+/// Runs a program, which must succeed if `well` and otherwise fail. Returns both outputs.
 pub fn started(command: Command, well: bool) -> String {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let (out, err) = if well { child::output(command, PATIENCE) } else { child::refused(command, PATIENCE) };

@@ -8,7 +8,7 @@ use distribute::legacy::{Legacy, SessionConfig};
 use distribute::{CentralStorageStrategy, Error, LocalCluster, prelude::*};
 use distribute_testing::watched;
 
-/// Returns the ids of each replica, step by step, until the end.
+/// Returns the ids of each replica in each step, until the end of the input.
 fn all(
     strategy: &Strategy,
     inputs: &mut distribute::legacy::InputIterator<HostTensor>,

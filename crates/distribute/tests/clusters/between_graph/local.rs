@@ -1,4 +1,4 @@
-//! A strategy without a cluster.
+//! Tests of the strategy without a cluster.
 
 use distribute::between_graph::AsyncWorkerStrategy;
 use distribute::cluster::ClusterSpec;

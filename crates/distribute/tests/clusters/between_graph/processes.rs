@@ -7,7 +7,7 @@ use distribute_testing::{Port, child, watched};
 
 const STEPS: i64 = 30;
 
-/// Runs one task, of any kind.
+/// Runs a task of any kind: a parameter server or a worker.
 fn program() -> distribute::Result<()> {
     if between_graph::serve(&TfConfigClusterResolver::from_env()?)?.has_served() {
         return Ok(());

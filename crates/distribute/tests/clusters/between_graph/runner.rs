@@ -15,7 +15,7 @@ fn train(strategy: &Strategy, trainer: &Trainer<'_>) -> distribute::Result<runne
     train_by(strategy, trainer, Ok)
 }
 
-/// Trains with the optimizer that `with` returns.
+/// Trains with the optimizer that `with` returns. `with` gets a default one.
 fn train_by(
     strategy: &Strategy,
     trainer: &Trainer<'_>,

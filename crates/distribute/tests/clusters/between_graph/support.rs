@@ -14,7 +14,7 @@ pub fn settings(cluster: &LocalCluster, worker: usize) -> ParameterServerStrateg
     settings.cluster_resolver(cluster.resolver_of(Job::Worker.task(worker)))
 }
 
-/// Creates one worker of a cluster, with this number of replicas.
+/// Creates one worker of a cluster, with the given number of replicas.
 pub fn worker(cluster: &LocalCluster, worker: usize, replicas: usize) -> AsyncWorkerStrategy {
     let devices: Vec<_> = (0..replicas).map(|device| format!("cpu:{device}")).collect();
     let settings = settings(cluster, worker).devices(devices.iter().map(String::as_str));

@@ -25,7 +25,7 @@ fn model(strategy: &Strategy) -> distribute::Result<Replicated<Net>> {
     })
 }
 
-/// Returns the loss of this number of examples of a step. The target of each word is its number modulo 3.
+/// Returns the loss of the given number of examples of a step. The target of each word is its id modulo 3.
 fn loss(net: &Net, step: usize, examples: usize) -> distribute::Result<Tensor> {
     let ids: Vec<u32> = (0..examples).map(|i| ((i * 7 + step * 3) % WORDS) as u32).collect();
     let targets: Vec<f32> = ids.iter().map(|id| (id % 3) as f32).collect();

@@ -16,7 +16,7 @@ pub fn counters_of(strategy: &ParameterServerStrategy) -> Result<Variable> {
     strategy.scope(|| Variable::new("counters", HostTensor::new(vec![0i64; ROWS], [ROWS, 1])?))
 }
 
-/// Increments two rows on different servers by different operations.
+/// Increments two rows, which are on different servers, in two operations.
 #[distribute::remote]
 pub fn count(_worker: &WorkerContext, counters: &Variable, row: i64) -> Result<i64> {
     for row in [row, ROWS as i64 - 1 - row] {
@@ -31,7 +31,7 @@ pub fn read(counters: &Variable) -> Vec<i64> {
     counters.read::<HostTensor>().unwrap().to_vec::<i64>().unwrap()
 }
 
-/// Adds the increments of a closure.
+/// Adds the increments that a closure makes for `row` to the expected values in `to`.
 pub fn add(row: usize, to: &mut [i64]) {
     to[row] += 1;
     to[ROWS - 1 - row] += 1;

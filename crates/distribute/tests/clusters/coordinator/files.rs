@@ -1,4 +1,4 @@
-//! Files that a coordinator deals to whichever worker is free, while workers and servers are killed.
+//! Files that a coordinator deals to idle workers, while workers and servers are killed.
 
 use crate::coordinator::counters::{ROWS, counters_of, make_counters, patient, read};
 use crate::coordinator::support::{kills, strategy};
@@ -10,11 +10,11 @@ use distribute::{Checkpoint, HostTensor, Result, Variable};
 use distribute_testing::{SplitMix, watched_for};
 use std::path::Path;
 
-/// The number of files of an epoch, and of lines in each.
+/// The number of files in an epoch.
 const FILES: usize = 10;
 const LINES: usize = 30;
 
-/// Increments the row that each line of a file names, one after the other.
+/// Increments, for each line of a file, the row that the line names.
 #[distribute::remote]
 fn count_lines(_worker: &WorkerContext, counters: &Variable, pattern: String, file: DealtFile) -> Result<()> {
     let file = Files::glob(&pattern)?.dealt(&file)?;
@@ -25,7 +25,7 @@ fn count_lines(_worker: &WorkerContext, counters: &Variable, pattern: String, fi
     Ok(())
 }
 
-/// Writes the files, and returns how often each row is in them.
+/// Writes the files, and returns the number of times that each row is in them.
 fn write_files(folder: &Path) -> Vec<i64> {
     let (mut random, mut counts) = (SplitMix(1), vec![0i64; ROWS]);
     for file in 0..FILES {
@@ -37,8 +37,8 @@ fn write_files(folder: &Path) -> Vec<i64> {
     counts
 }
 
-/// TensorFlow's data service deals files dynamically as well, but then an example is used at most once: the files of a
-/// worker that is lost are lost.
+/// Checks that each example is used exactly once even if workers are lost. TensorFlow's data service also deals files
+/// dynamically, but loses the files of a lost worker.
 // INV-59, INV-60
 #[test]
 fn each_line_of_dealt_files_counts_once_if_any_process_is_killed() {

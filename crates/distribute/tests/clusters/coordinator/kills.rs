@@ -1,4 +1,4 @@
-//! Workers and servers that are killed while closures count.
+//! Tests in which workers and servers are killed while closures count.
 
 use crate::coordinator::counters::{ROWS, add, count, counters_of, make_counters, patient, read};
 use crate::coordinator::support::{kills, settings, strategy};
@@ -7,7 +7,7 @@ use distribute::ClusterCoordinator;
 use distribute_testing::{SplitMix, watched};
 use std::time::Duration;
 
-/// Kills workers and servers of this process from time to time, while closures count.
+/// Kills workers and servers `kills` times while closures count, and compares the counts.
 fn count_under_kills(cluster: &mut Cluster, kills: usize, closures_each: i64) {
     let strategy = strategy(cluster.spec());
     let coordinator = patient(&strategy);

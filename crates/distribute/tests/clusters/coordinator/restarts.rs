@@ -1,7 +1,7 @@
-//! Any task is killed, even the coordinator, which then resumes its job from its last checkpoint.
+//! Tests in which any task is killed, even the coordinator, which then resumes its job from its last checkpoint.
 //!
-//! `DISTRIBUTE_TEST_KILLS=1000 cargo test -p distribute --test clusters restarts -- --nocapture` kills more often,
-//! and prints the time after each kill until the next round of closures was over.
+//! `DISTRIBUTE_TEST_KILLS=1000 cargo test -p distribute --test clusters restarts -- --nocapture` kills more often, and
+//! prints the time from each kill until the next round of closures has ended.
 
 use crate::coordinator::counters::{ROWS, add, count, counters_of, make_counters, patient, read};
 use crate::coordinator::support::{kills, strategy};
@@ -22,7 +22,7 @@ const ROUND: &str = "round ";
 /// The beginning of the chief's last line, after it has counted all rounds.
 const ENDED: &str = "closures that ended, each counted once: ";
 
-/// Returns the rows that a round counts.
+/// Returns the rows that the closures of a round increment.
 fn rows_of(round: u64) -> Vec<usize> {
     let mut random = SplitMix(round);
     (0..CLOSURES).map(|_| random.below(ROWS)).collect()
@@ -35,8 +35,8 @@ fn counts_of(round: u64) -> Vec<i64> {
     counts
 }
 
-/// Runs as the chief: rounds of closures. After each round it saves a checkpoint and prints a line, until it finds the
-/// request to stop.
+/// Runs the chief, which schedules rounds of closures. After each round it saves a checkpoint and prints a line, until
+/// it finds the request to stop.
 fn coordinate(spec: ClusterSpec, folder: &Path) {
     let strategy = strategy(spec);
     let coordinator = patient(&strategy);

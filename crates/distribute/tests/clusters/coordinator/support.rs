@@ -1,4 +1,4 @@
-//! The number of kills, and the strategies of chiefs.
+//! The number of kills, and the strategy of the chief.
 
 use distribute::ParameterServerStrategy;
 use distribute::cluster::resolver::SimpleClusterResolver;

@@ -7,7 +7,7 @@ use distribute::{Error, prelude::*};
 use distribute_testing::watched;
 use std::sync::Mutex;
 
-/// Returns a replica context, and a loss whose graph contains an all_reduce, from a run that is over.
+/// Returns a replica context, and a loss whose graph contains an `all_reduce`, both from a run that has ended.
 fn kept(strategy: &Strategy) -> (ReplicaContext, Tensor) {
     let results = strategy.run((), |ctx, ()| {
         let x = Var::from_tensor(&tensor(&[1., 2.]))?;

@@ -7,7 +7,7 @@ use distribute::tensor::{Leaf, Tree};
 use distribute::{Error, Result, prelude::*};
 use distribute_testing::{SplitMix, watched};
 
-/// A nest of int64 vectors. `false` is a leaf with this number of elements.
+/// A nest of int64 vectors. A leaf is the number of elements of a vector.
 #[derive(Clone, Debug, PartialEq)]
 enum Shape {
     Leaf(usize),
@@ -27,7 +27,7 @@ impl Shape {
         }
     }
 
-    /// Returns the values of one replica. All leaves, elements, calls and replicas have different values.
+    /// Returns the values of one replica. Elements differ between leaves, calls and replicas.
     fn fill(&self, replica: i64, next: &mut i64) -> Tree<Leaf> {
         match self {
             Shape::Leaf(n) => {
@@ -61,14 +61,14 @@ impl Call {
         }
     }
 
-    /// Whether members could confuse the two calls.
+    /// Returns whether replicas could confuse the two calls.
     fn is_like(&self, other: &Call) -> bool {
         let gathers = |call: &Call| matches!(call, Call::Gather(_));
         self == other || (gathers(self) && gathers(other))
     }
 
-    /// Makes the call. With `check`, compares its result with that of one thread that has all replicas' values. A
-    /// missing call before an equal one is only noticed at the end of the program.
+    /// Makes the call. If `check` is `true`, compares its result with that of a single thread that has the values of
+    /// all replicas.
     fn make(&self, ctx: &ReplicaContext, number: usize, training: &Training, check: bool) -> Result<()> {
         let (id, n) = (ctx.replica_id_in_sync_group() as i64, ctx.num_replicas_in_sync() as i64);
         let number = number as i64 * 1000;
@@ -144,7 +144,7 @@ fn run(strategy: &Strategy, body: impl Fn(&ReplicaContext) -> Result<()> + Sync)
     strategy.run((), |ctx, ()| body(ctx)).map(drop)
 }
 
-/// Returns the calls of the planted replica: those before the fault, and those after it.
+/// Returns the calls of the replica with the fault.
 fn with_fault(calls: &[Call], fault: Fault, at: usize, random: &mut SplitMix) -> Vec<Call> {
     let mut calls = calls.to_vec();
     let mut unlike = |call: &Call| loop {

@@ -6,14 +6,14 @@ use candle_nn::{Linear, Module, VarBuilder, linear};
 use distribute::prelude::*;
 use distribute::{Error, Result};
 
-/// Returns the error of a run in which replica `culprit` makes another call. A healthy run precedes it and another one
-/// follows.
+/// Returns the error of a run of `body`, in which one replica makes a wrong call. Checks that runs before and after it
+/// succeed.
 pub fn fault<R: Send>(replicas: usize, body: impl Fn(&ReplicaContext) -> Result<R> + Sync) -> Error {
     let strategy = MirroredStrategy::cpus(replicas).unwrap();
     fault_on(&strategy, body)
 }
 
-/// Does the same as [`fault`] on an existing strategy. The faulty run is its second.
+/// Acts like [`fault`], on an existing strategy. The faulty run is the strategy's second one.
 pub fn fault_on<R: Send>(strategy: &Strategy, body: impl Fn(&ReplicaContext) -> Result<R> + Sync) -> Error {
     healthy(strategy);
     let error = strategy.run((), |ctx, ()| body(ctx)).map(|_| ()).expect_err("the fault is an error");
@@ -38,7 +38,7 @@ pub fn healthy(strategy: &Strategy) {
     }
 }
 
-/// Checks that the text contains every part.
+/// Checks that the message of an error contains all `parts`.
 #[track_caller]
 pub fn assert_message(error: &Error, parts: &[&str]) {
     let text = error.to_string();

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
 use tempfile::TempDir;
 
-/// Creates a model of one variable.
+/// Creates a model with one variable, whose elements are all `value`.
 fn model(strategy: &Strategy, value: f64) -> Result<Replicated<candle_core::Tensor>> {
     let model = strategy.replicate(|vb: VarBuilder| vb.get_with_hints(3, "w", Init::Const(0.)))?;
     let value = candle_core::Tensor::full(value as f32, 3, &candle_core::Device::Cpu)?;
@@ -27,14 +27,14 @@ fn value(model: &Replicated<candle_core::Tensor>) -> Result<f32> {
     Ok(model.variables.get("w")?.to_vec1::<f32>()?[0])
 }
 
-/// Returns a folder, and a path in it.
+/// Returns a temporary folder, and a path in it at which a checkpoint can be saved.
 fn new_path() -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("saved");
     (folder, path)
 }
 
-/// Returns the messages that `body` logs, from `warn` up.
+/// Returns the warnings and errors that `body` logs.
 fn warnings(body: impl FnOnce() -> Result<()>) -> Result<String> {
     let file = tempfile::NamedTempFile::new().unwrap();
     let log = tracing_subscriber::fmt().with_max_level(tracing::Level::WARN).with_ansi(false);
@@ -124,7 +124,7 @@ impl Broken<'_> {
     }
 }
 
-/// INV-23, over workers: nothing is written or changed if one worker cannot access its component.
+/// Checks INV-23 over workers: nothing is written or changed if one worker cannot access its component.
 #[test]
 fn inv_23_a_worker_that_cannot_read_its_parts_keeps_all_from_saving_and_restoring() {
     let (folder, path) = new_path();
@@ -148,7 +148,7 @@ fn inv_23_a_worker_that_cannot_read_its_parts_keeps_all_from_saving_and_restorin
     assert!(!not_there.exists());
 }
 
-/// A component of three ranges of 8 MiB. When the chief reads the second, worker 1 leaves the group.
+/// A component with three ranges of 8 MiB. When the chief reads the second range, worker 1 leaves the group.
 struct Large {
     first: Strategy,
     other: Arc<OnceLock<Strategy>>,
@@ -176,7 +176,8 @@ impl Checkpointed for Large {
     }
 }
 
-/// The others wait while the chief reports progress, so the chief notices that one is gone before the save ends.
+/// Checks that the other workers wait while the chief reports progress, and that the chief notices the loss of one of
+/// them before the save ends.
 // INV-3, INV-21
 #[test]
 fn a_worker_that_is_lost_while_the_chief_writes_ends_the_save_and_leaves_no_file() {
@@ -240,7 +241,8 @@ fn a_manager_keeps_the_last_ones_and_all_workers_restore_the_chiefs_latest() {
     assert!(paths[0][2].ends_with("ckpt-000003"));
 }
 
-/// Returns the results of workers with separate folders, which contain the numbers 1 to `counts[worker]`.
+/// Returns the results of workers with separate folders. The folder of worker w contains the checkpoints 1 to
+/// `counts[w]`, which are the same on all workers if `same` is `true`.
 fn apart(counts: [u64; 2], same: bool) -> Vec<Result<(String, f32), String>> {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     for (worker, folder) in folders.iter().enumerate() {
@@ -270,7 +272,7 @@ fn apart(counts: [u64; 2], same: bool) -> Vec<Result<(String, f32), String>> {
     })
 }
 
-/// A worker sees more or fewer checkpoints than the chief, because the folder changes in between or is another one.
+/// Checks workers whose folder contains more or fewer checkpoints than the chief's, or other ones.
 #[test]
 fn all_workers_restore_the_checkpoint_that_the_chief_calls_the_latest() {
     let restored = |name: &str, value| vec![Ok((name.to_string(), value)); 2];
@@ -327,7 +329,7 @@ fn weights_alone_are_written_by_the_chief_and_compared_by_all() {
     assert!(some.starts_with("load_some: what was read of worker 1"), "{some}");
 }
 
-/// The copies of an ON_READ variable on the replicas of all workers, in the order of ids.
+/// Checks the copies of an ON_READ variable on the replicas of all workers, in the order of replica ids.
 #[test]
 fn copies_of_all_workers_are_saved_and_restored_on_the_same_number() {
     let (folder, path) = new_path();

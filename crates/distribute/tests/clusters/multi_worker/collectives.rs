@@ -59,7 +59,7 @@ fn gradients_go_back_to_the_replicas_of_all_workers() {
     });
 }
 
-/// Only some replicas contribute values with a graph. The others participate in the gradient all the same.
+/// Checks values of which only some have a graph. The other replicas still participate in the gradient.
 #[test]
 fn replicas_without_a_graph_participate_in_the_gradients_of_other_workers() {
     for with_graph in [0, 1] {
@@ -97,7 +97,7 @@ fn batch_norm_normalises_by_the_moments_of_all_workers() {
     });
 }
 
-/// The rows of the global batch count, including those of the workers before this one.
+/// Checks that masks depend on rows of the global batch, including those of the workers before this one.
 #[test]
 fn masks_of_dropout_equal_those_of_one_process() {
     use distribute::data::Dataset;

@@ -1,5 +1,5 @@
-//! Gradients that workers send compressed: the same bits on all workers and for any spread of the replicas, fewer
-//! bytes, and residuals that are part of the state.
+//! Compressed gradients: the same bits on all workers and for any distribution of the replicas, fewer bytes, and
+//! residuals as a part of the state.
 
 mod digits;
 mod feedback;
@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-/// Calls `worker` on a thread for each group. Worker `w` sends in the form `form(w)`.
+/// Calls `worker` on a thread for each group. Worker `w` uses the compression `form(w)`.
 pub(super) fn on_groups<R: Send>(
     groups: Vec<Group>,
     form: impl Fn(usize) -> Compression + Sync,
@@ -80,10 +80,10 @@ fn assert_same_for_any_spread(forms: &'static [Compression], plan: Plan) {
 
 const HALVES: [Compression; 2] = [Compression::Bf16, Compression::F16];
 
-/// The forms with error feedback.
+/// The kinds of compression with error feedback.
 const LOSSY: [Compression; 3] = [Compression::EightBits, Compression::TopK, Compression::LowRank { rank: 2 }];
 
-/// A plan whose model has variables that are large enough to be compressed.
+/// Returns a plan whose model has variables that are large enough to be compressed.
 fn large(rows: usize, batch: usize) -> Plan {
     Plan { width: 1100, ..Plan::new(rows, batch) }
 }
@@ -190,7 +190,7 @@ pub(super) fn counting_groups(workers: usize, replicas: usize) -> (Vec<Group>, A
     (groups.collect(), bytes.clone())
 }
 
-/// Returns the number of bytes that all workers together send in a step, after the first two.
+/// Returns the number of bytes that all workers together send in one step, after the first two steps.
 fn bytes_of_a_step(form: Compression, workers: usize, replicas: usize, by_row: bool) -> usize {
     let (groups, bytes) = counting_groups(workers, replicas);
     const STEPS: usize = 3;

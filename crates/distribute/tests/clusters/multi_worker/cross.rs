@@ -13,7 +13,7 @@ use distribute_testing::watched;
 
 const OPS: [ReduceOp; 2] = [ReduceOp::Sum, ReduceOp::Mean];
 
-/// Returns one leaf of each replica, computed from its global id.
+/// Returns one leaf for each replica, computed from the replica's global id.
 fn each(strategy: &Strategy, value: impl Fn(usize) -> Leaf) -> Result<PerReplica<Leaf>> {
     strategy.distribute_values_from_function(|ctx| Ok(value(ctx.replica_id_in_sync_group)))
 }

@@ -1,5 +1,5 @@
-//! Variables that drift apart are found within a number of steps, and all workers get an error that names the first of
-//! them and the workers. Permitted differences are not reported.
+//! Tests that variables that drift apart are detected within a number of steps, and that all workers get an error that
+//! names them and the workers. Permitted differences are not reported.
 
 use candle_core::{Device, Tensor, Var};
 use candle_nn::{Init, Module, VarBuilder, linear};
@@ -44,7 +44,7 @@ fn flip(variable: &Var, element: usize, bit: u32) -> Result<()> {
     Ok(variable.set(&Tensor::from_vec(elements, variable.dims(), &Device::Cpu)?)?)
 }
 
-/// Makes steps until one is refused. Returns the number of steps and the error.
+/// Makes steps until one returns an error. Returns the number of that step and the error.
 fn until_refused(step: impl Fn() -> Result<()>) -> (u64, Error) {
     (1..).find_map(|number| Some((number, step().err()?))).unwrap()
 }
@@ -53,7 +53,8 @@ fn nothing(strategy: &Strategy) -> Result<()> {
     strategy.run((), |_, ()| Ok(())).map(drop)
 }
 
-/// Returns the names in an error of drift. All workers have the same text.
+/// Returns the variable and the workers that an error of drift names, and its message. Checks that all workers have the
+/// same message.
 fn drift(errors: &[Error]) -> (String, Vec<usize>, String) {
     let text = super::one_message(errors, &["run: before step ", "restore a checkpoint"]);
     let Error::Drift { variable, workers, .. } = &errors[0] else { panic!("{text}") };
@@ -63,7 +64,7 @@ fn drift(errors: &[Error]) -> (String, Vec<usize>, String) {
 type Forward = Box<dyn Fn(&Tensor) -> candle_core::Result<Tensor> + Send + Sync>;
 type Model = Replicated<Forward>;
 
-/// Creates two layers. The second one is created first, and the names sort the other way round.
+/// Creates a model of two layers. Their order of creation differs from the order of their names.
 fn model(strategy: &Strategy) -> Result<Model> {
     strategy.replicate(|vb: VarBuilder| -> candle_core::Result<Forward> {
         let out = linear(40, 3, vb.pp("z"))?;
@@ -72,7 +73,7 @@ fn model(strategy: &Strategy) -> Result<Model> {
     })
 }
 
-/// Returns a function that trains the model by one step per call.
+/// Returns a function that makes one training step per call.
 fn trained<'a>(strategy: &'a Strategy, model: &'a Model) -> Result<impl Fn() -> Result<()> + 'a> {
     let optimizer = Adam::new(&model.variables, 1e-2)?;
     let x = Tensor::arange(0f32, 84., &Device::Cpu)?.sin()?.reshape((12, 7))?;

@@ -1,4 +1,4 @@
-//! Errors of one worker: all workers get the same text, and can continue if that is possible.
+//! Errors of one worker: all workers get the same message, and can continue if that is possible.
 
 use distribute::cluster::{Blame, Fault};
 use distribute::strategy::CommunicationOptions;
@@ -8,7 +8,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// The wrong call of one replica.
+/// The kind of wrong call that one replica makes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Wrong {
     OtherCall,
@@ -186,7 +186,7 @@ fn a_worker_that_has_ended_is_lost_to_the_others_at_once() {
     });
 }
 
-/// The same holds after any calls, and also if the worker panics.
+/// Checks the same after other calls, and also if the worker panics.
 #[test]
 fn a_worker_that_has_ended_after_a_training_is_lost_to_the_others_at_once() {
     use distribute::data::Dataset;

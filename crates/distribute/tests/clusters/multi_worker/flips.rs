@@ -1,5 +1,5 @@
-//! Flipped bits, by seed: in a weight of a worker, in a message on its way, and in a file of a checkpoint. Each that
-//! would change a weight is detected, and the error names where it was.
+//! Random bits that flip: in a weight of a worker, in a message, and in a file of a checkpoint. Each flip that would
+//! change a weight is detected, and the error names its location.
 
 use candle_core::{Device, Tensor};
 use candle_nn::Module;
@@ -21,22 +21,22 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// Returns the number of flipped bits of each kind: the value of `DISTRIBUTE_TEST_FLIPS`, or 150 by default.
+/// Returns the number of bits to flip of each kind: the value of `DISTRIBUTE_TEST_FLIPS`, or 150 by default.
 fn flips() -> usize {
     std::env::var("DISTRIBUTE_TEST_FLIPS").map_or(150, |text| text.parse().unwrap())
 }
 
-/// Returns the time limit of a test: a minute, and more for more bits than usual.
+/// Returns the time limit of a test: one minute plus 50 ms for each bit.
 fn limit() -> Duration {
     Duration::from_secs(60) + Duration::from_millis(50) * flips() as u32
 }
 
-/// A bit of one message from a worker to another.
+/// A bit flip in one message from a worker to another.
 #[derive(Clone, Copy, Debug)]
 struct Flip {
     from: usize,
     to: usize,
-    /// The number of messages before it.
+    /// The number of messages from this sender before the changed one.
     before: usize,
     of_head: bool,
     bit: u64,
@@ -129,7 +129,7 @@ fn model(strategy: &Strategy) -> Result<Replicated<Forward>> {
 
 const STEPS: usize = 5;
 
-/// Makes a few steps, and returns the checksum of the weights.
+/// Trains some steps, and returns the checksum of the weights.
 fn train(strategy: &Strategy) -> Result<String> {
     let model = model(strategy)?;
     let optimizer = Optimizer::with_rule(rules::Adam::lazy(), &model.variables, 0.01)?;

@@ -1,4 +1,4 @@
-//! Variables that have drifted on a minority of the workers, and are healed by the state of another worker.
+//! Variables that have drifted on a minority of the workers, and are healed with the state of another worker.
 
 use candle_core::{Device, Tensor, Var};
 use candle_nn::{Module, linear};
@@ -17,13 +17,13 @@ use std::thread;
 #[derive(Clone, Copy)]
 struct Case {
     workers: usize,
-    /// The workers on which a bit flips, in the middle of the training.
+    /// The workers on which a bit flips in the middle of the training.
     culprits: &'static [usize],
     /// The number of steps within which all variables are compared.
     every: u64,
-    /// Whether a worker asks for drift to be healed.
+    /// A function that returns whether a worker enables healing.
     heals: fn(usize) -> bool,
-    /// Whether the variable that drifts is a component of the training.
+    /// Whether the variable that drifts is a component of the training's state.
     is_component: bool,
     sharded: bool,
     /// Whether a component of the training cannot be saved.
@@ -43,7 +43,7 @@ const CASE: Case = Case {
 /// The number of steps before a bit flips.
 const BEFORE: u64 = 5;
 
-/// A component that may be one that cannot be saved.
+/// A component of the training's state, which may be one that cannot be saved.
 struct Component {
     is_unsaved: bool,
 }
@@ -63,7 +63,7 @@ fn flip(variable: &Var) -> Result<()> {
     Ok(variable.set(&Tensor::from_vec(elements, variable.dims(), &Device::Cpu)?)?)
 }
 
-/// Trains, and returns the checksum of the weights and the number of times that the closure began.
+/// Trains, and returns the checksum of the weights and the number of times that the closure was called.
 fn train(strategy: &Strategy, case: Case) -> Result<(String, u32)> {
     let other = strategy
         .scope(|| Variable::new("other", Tensor::zeros(8, candle_core::DType::F32, &Device::Cpu)?))?;
@@ -126,7 +126,7 @@ fn trained(case: Case) -> Vec<Result<(String, u32)>> {
     })
 }
 
-/// Returns the error of each worker.
+/// Returns the error of each worker, all of which must fail.
 fn errors(case: Case) -> Vec<Error> {
     trained(case).into_iter().map(|result| result.unwrap_err()).collect()
 }

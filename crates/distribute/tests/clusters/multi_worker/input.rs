@@ -1,4 +1,4 @@
-//! Datasets that are sharded over workers: the elements of each worker, and the end for all.
+//! Datasets that are sharded over workers: the elements of each worker, and the step in which all end.
 
 mod dealt;
 mod faults;
@@ -25,12 +25,12 @@ fn ids(step: Result<PerReplica<HostTensor>>) -> Result<Vec<Ids>> {
     step?.into_iter().map(|piece| Ok(piece.to_vec()?)).collect()
 }
 
-/// Returns the `[step][replica]` ids of this worker.
+/// Returns the ids of this worker, by step and replica.
 fn steps(data: &DistributedDataset<HostTensor>) -> Result<Vec<Vec<Ids>>> {
     data.iter().map(ids).collect()
 }
 
-/// Returns the `[step][replica]` ids of all replicas, from those of each worker.
+/// Returns the ids of all replicas, by step and replica, given those of each worker.
 fn all_workers(workers: &[Vec<Vec<Ids>>]) -> Vec<Vec<Ids>> {
     let count = workers[0].len();
     assert!(workers.iter().all(|steps| steps.len() == count), "{workers:?}");
@@ -42,7 +42,7 @@ fn sorted(mut ids: Ids) -> Ids {
     ids
 }
 
-/// Returns the ids 0..n in files of these sizes.
+/// Returns the ids from 0 on, in files with the given numbers of lines.
 fn files(sizes: &[usize]) -> Dataset<i64> {
     let mut next = 0..;
     let file = |(number, size): (usize, &usize)| {
@@ -53,7 +53,7 @@ fn files(sizes: &[usize]) -> Dataset<i64> {
     text_lines(files).try_map(|line: String| line.parse::<i64>())
 }
 
-/// INV-10: for any remainder of the last batch, even if a worker gets nothing of it.
+/// Checks INV-10 for any number of rows in the last batch, even if a worker gets none of them.
 #[test]
 fn inv_10_workers_together_have_the_batches_of_one_process_with_the_same_replicas() {
     for workers in 1..=3 {
@@ -80,8 +80,7 @@ fn inv_10_workers_together_have_the_batches_of_one_process_with_the_same_replica
     }
 }
 
-/// ITER-4: under each policy, rule and end, the workers get what the plan says, and all reach the end at the same
-/// step.
+/// Checks, for each policy, rule and end (ITER-4), that workers get the elements of the plan, and end in the same step.
 #[test]
 fn iter_4_workers_follow_the_plan_and_end_in_the_same_step() {
     let cases = || {
@@ -141,7 +140,7 @@ fn as_1_the_policy_decides_how_workers_partition_the_data() {
     assert_eq!(parted(AutoShardPolicy::Off), [[[0, 1], [2, 3], [4, 5], [6, 7]]; 2]);
 }
 
-/// AS-6
+// AS-6
 #[test]
 fn as_6_workers_take_their_partition_of_each_batch() {
     let each = on_workers(2, 1, |strategy| {
@@ -151,7 +150,7 @@ fn as_6_workers_take_their_partition_of_each_batch() {
     assert_eq!(each, [[vec![0, 1], vec![4]], [vec![2, 3], vec![]]]);
 }
 
-/// AS-5, AS-8
+// AS-5, AS-8
 #[test]
 fn as_8_auto_parts_by_files_where_there_are_enough() {
     let explain = |count: usize| {
@@ -170,7 +169,8 @@ fn as_8_auto_parts_by_files_where_there_are_enough() {
     assert!(few.contains("worker 1 reads everything, and takes its rows of each batch"), "{few}");
 }
 
-/// AS-5: TensorFlow fails on some workers, and returns an empty dataset on others.
+/// Checks that too few files are one error on all workers (AS-5). TensorFlow fails on some workers, and returns an
+/// empty dataset on others.
 #[test]
 fn as_5_too_few_files_are_one_error_on_all_workers_before_the_first_step() {
     let errors = errors(3, 1, |strategy| {
@@ -181,7 +181,8 @@ fn as_5_too_few_files_are_one_error_on_all_workers_before_the_first_step() {
     assert!(errors.iter().all(|error| matches!(error.root_cause(), Error::Data(_))), "{errors:?}");
 }
 
-/// DIST-13: TensorFlow's random steps have separate states on each worker, so that rows are repeated or missing.
+/// Checks that a shuffle has the same order on all workers (DIST-13). TensorFlow's has a separate state on each worker,
+/// so rows are repeated or missing.
 #[test]
 fn dist_13_a_shuffle_has_the_same_order_on_every_worker_and_another_in_every_epoch() {
     let data = || Dataset::range(40).shuffle(16, 7).repeat(2).batch(8);
@@ -212,7 +213,7 @@ fn dist_11_the_rows_of_batches_are_unknown_before_the_first_if_workers_take_turn
     assert_eq!(specs, [["int64 [?]"; 2]; 2]);
 }
 
-/// FN-1, IN-2, ITER-4
+// FN-1, IN-2, ITER-4
 #[test]
 fn iter_4_workers_of_a_function_take_the_same_number_of_steps() {
     let seen = on_workers(2, 1, |strategy| {
@@ -225,7 +226,7 @@ fn iter_4_workers_of_a_function_take_the_same_number_of_steps() {
     assert_eq!(seen, [[vec![0, 1], vec![2], vec![]], [vec![0, 1], vec![2, 3], vec![4]]]);
 }
 
-/// FN-1, ITER-2: elements are candle tensors, and one worker has none at all.
+/// Checks candle tensors of which one worker has none (FN-1, ITER-2).
 #[test]
 fn a_worker_without_elements_has_empty_batches_of_candle_tensors() {
     let seen = on_workers(2, 2, |strategy| {
@@ -247,8 +248,8 @@ fn a_worker_without_elements_has_empty_batches_of_candle_tensors() {
     assert_eq!(seen, [[[piece(2), piece(1)]], [[piece(0), piece(0)]]]);
 }
 
-/// Datasets of any sizes, some empty: all per-replica batches arrive except those that an end leaves out, and all
-/// workers make the same number of steps.
+/// Checks datasets of any sizes, some of them empty. All per-replica batches arrive except those that an end omits, and
+/// all workers make the same number of steps.
 #[test]
 fn datasets_of_a_function_end_together_under_each_end() {
     let sizes: [[i64; 3]; 4] = [[0, 0, 0], [0, 5, 2], [7, 1, 0], [4, 4, 4]];
@@ -300,7 +301,7 @@ fn vff_1_each_worker_creates_the_values_of_its_replicas() {
     assert_eq!(each[2], ["replica 4 of 6", "replica 5 of 6"]);
 }
 
-/// LEG-1, LEG-3, LEG-4
+// LEG-1, LEG-3, LEG-4
 #[test]
 fn leg_1_older_names_partition_the_data_as_newer_ones() {
     let each = on_workers(2, 2, |strategy| {
@@ -330,7 +331,7 @@ fn leg_1_older_names_partition_the_data_as_newer_ones() {
     assert_eq!(each[1], [step([&[2], &[3]]), step([&[2], &[3]]), step([&[0], &[1]]), step([&[2], &[3]])]);
 }
 
-/// IN-5
+// IN-5
 #[test]
 fn in_5_a_dataset_for_each_replica_is_refused_over_workers() {
     let errors = errors(2, 2, |strategy| {

@@ -1,5 +1,5 @@
-//! Workers that train alone and then agree on new weights: the numbers of a training that is computed by hand, the same
-//! bits on all workers and over all links, and fewer bytes.
+//! Workers that train alone and then agree on new weights: the same numbers as in a training that is computed by hand,
+//! the same bits on all workers and over all links, and fewer bytes.
 
 mod failures;
 mod refusals;
@@ -64,7 +64,7 @@ pub(super) fn model(strategy: &Strategy) -> Result<Replicated<Layers>> {
     strategy.replicate_seeded(3, |vb| Ok::<_, Error>((linear(5, 7, vb.pp("a"))?, linear(7, 5, vb.pp("b"))?)))
 }
 
-/// Returns the loss of a replica in a step, and its number of examples. `id` is that of the replica over all workers.
+/// Returns the loss of a replica in a step, and its number of examples. `id` is the global id of the replica.
 pub(super) fn loss((a, b): &Layers, step: u64, id: usize) -> Result<(Tensor, usize)> {
     let rows = 2 + id % 3;
     let x = Tensor::arange(0f32, (rows * 5) as f32, &Device::Cpu)?;
@@ -95,8 +95,8 @@ pub(super) fn bits(weights: &[f32]) -> Vec<u32> {
     weights.iter().map(|x| x.to_bits()).collect()
 }
 
-/// Returns the weights of each worker after each step, computed by one process: each worker is a strategy by itself,
-/// and what they agree on is computed by hand.
+/// Returns the weights of each worker after each step, computed in one process. Each worker is a separate strategy, and
+/// outer steps are computed by hand.
 fn by_hand((workers, replicas): (usize, usize), local: LocalSteps, steps: u64) -> Vec<Vec<Vec<f32>>> {
     let strategies: Vec<_> = (0..workers).map(|_| MirroredStrategy::cpus(replicas).unwrap()).collect();
     let models: Vec<_> = strategies.iter().map(|strategy| model(strategy).unwrap()).collect();

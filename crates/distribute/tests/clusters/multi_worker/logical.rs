@@ -1,5 +1,5 @@
-//! Logical replicas: workers share a number of replicas, unevenly too, and train the bits of one process that has all
-//! of them.
+//! Logical replicas: workers share a number of replicas, possibly unevenly, and train bit-identically to one process
+//! that has all of them.
 
 use super::training::{ALL, Micro, Outcome, Parts, Plan, train};
 use distribute::cluster::Job;
@@ -67,7 +67,7 @@ fn micro_batches_and_clipping_on_uneven_workers_give_the_same_bits() {
     });
 }
 
-/// Each worker sums a range of gradients of more than 64 KiB.
+/// Checks gradients of more than 64 KiB, of which each worker sums a range.
 #[test]
 fn large_gradients_of_uneven_workers_give_the_same_bits() {
     watched(|| {
@@ -159,7 +159,7 @@ fn collectives_combine_the_values_of_all_replicas() {
     });
 }
 
-/// A value that is not distributed counts once per worker, also on a worker that has a single replica.
+/// Checks that a value that is not distributed counts once per worker, even on a worker with a single replica.
 #[test]
 fn plain_values_count_once_per_worker() {
     watched(|| {
@@ -270,7 +270,7 @@ fn what_does_not_fit_is_refused() {
     assert!(matches!(devices, Error::InvalidArgument { .. }), "{devices}");
 }
 
-/// The error of a replica names the worker that has it.
+/// Checks that the error of a replica names the replica's worker.
 #[test]
 fn a_failed_replica_is_found_on_its_worker() {
     watched(|| {
@@ -286,7 +286,8 @@ fn a_failed_replica_is_found_on_its_worker() {
     });
 }
 
-/// Builds the strategy of the first worker of two that may be lost, with three logical replicas. It begins alone.
+/// Builds the strategy of the first of two workers, with three logical replicas. The second worker is missing, and the
+/// first begins alone.
 fn alone_of_two() -> Strategy {
     let port = Port::reserve();
     let cluster = format!(r#"{{"worker": ["127.0.0.1:{}", "127.0.0.1:0"]}}"#, port.number());

@@ -31,8 +31,8 @@ use distribute::strategy::{CommunicationOptions, Links};
 use distribute::{Error, MultiWorkerMirroredStrategy, Result, Strategy};
 use distribute_testing::watched;
 
-/// Returns the transport of a world. `DISTRIBUTE_TEST_LINKS` sets `memory`, `tcp`, `tls` or `shared` for all worlds.
-/// Otherwise worlds take turns.
+/// Returns the kind of links for a world. `DISTRIBUTE_TEST_LINKS` (`memory`, `tcp`, `tls` or `shared`) sets it for all
+/// worlds. Otherwise worlds take turns.
 fn links(workers: usize, replicas: usize) -> Links {
     match std::env::var("DISTRIBUTE_TEST_LINKS").as_deref() {
         Ok("memory") => Links::Memory,
@@ -70,7 +70,7 @@ fn on_workers<R: Send + 'static>(
     watched(move || on_threads(workers, replicas, |strategy| worker(strategy)).unwrap())
 }
 
-/// Returns the error of each worker. All have to fail.
+/// Returns the error of each worker, all of which must fail.
 fn errors<T: 'static>(
     workers: usize,
     replicas: usize,
@@ -79,7 +79,7 @@ fn errors<T: 'static>(
     on_workers(workers, replicas, move |strategy| Ok(worker(strategy).err().expect("an error")))
 }
 
-/// Returns the text that all errors share, and checks that it contains these parts.
+/// Returns the message that all errors have, and checks that it contains `parts`.
 fn one_message(errors: &[Error], parts: &[&str]) -> String {
     let text = errors[0].to_string();
     assert!(errors.iter().all(|error| error.to_string() == text), "{errors:#?}");

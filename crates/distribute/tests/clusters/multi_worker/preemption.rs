@@ -1,5 +1,5 @@
-//! A notice to one worker: all receive it in the same step and save one checkpoint. A restarted training continues
-//! from there.
+//! A notice to one worker: all workers receive it in the same step and save one checkpoint. A restarted training
+//! continues from that checkpoint.
 
 use candle_core::{Device, Tensor};
 use candle_nn::{Init, VarBuilder};
@@ -9,8 +9,8 @@ use distribute::{Adam, Checkpoint, Error, Result, Strategy};
 use std::path::Path;
 use std::time::Duration;
 
-/// Trains until the notice or for this number of steps. Worker 1 gets the notice after step `noticed`. Returns the
-/// number of steps and the weights.
+/// Trains until the notice or for `steps` steps. Worker 1 gets the notice after step `noticed`. Returns the number of
+/// steps and the weights.
 fn train(
     strategy: &Strategy,
     folder: &Path,

@@ -1,4 +1,4 @@
-//! Rows that are fetched before their step: the same bits as without, and their use.
+//! Rows that are fetched before their step: the same bits as without prefetching, and the usage counters.
 
 use super::tables::{self, PLACEMENTS, Tables, assert_all_train_equally, model, on_threads};
 use super::training::{Micro, Plan};
@@ -18,7 +18,7 @@ fn usage(strategy: &Strategy) -> PrefetchUsage {
     strategy.extended().parameter_servers().unwrap().prefetch_usage()
 }
 
-/// The same holds for workers without rows, micro-batches, and rules that change all rows.
+/// Checks the same for workers without rows, micro-batches, and rules that change all rows.
 // INV-102
 #[test]
 fn weights_are_bit_identical_with_prefetched_rows() {
@@ -28,7 +28,7 @@ fn weights_are_bit_identical_with_prefetched_rows() {
     assert_all_train_equally(Plan { rows: 9, batch: 8, ..plan() }, rules::Momentum::default());
 }
 
-/// The ids of a step: some of all replicas, some repeated, and some of one replica.
+/// Returns the ids of a step: some that all replicas look up, some repeated, and some that only one replica looks up.
 fn ids(step: i64, replica: usize) -> Result<Tensor> {
     let replica = replica as i64;
     let ids = [-5 - step % 3, 1 << 40, replica << 33, replica * step, 1 << 40];
@@ -37,10 +37,10 @@ fn ids(step: i64, replica: usize) -> Result<Tensor> {
     Ok(Tensor::from_slice(&ids[..count], count, &Device::Cpu)?)
 }
 
-/// Ids with their rows.
+/// Ids, and the elements of their rows.
 type Rows = (Vec<i64>, Vec<f32>);
 
-/// Trains a table of ids. Calls `early` with the number of the next step before each step.
+/// Trains a table of ids. Before each step, calls `early` with the number of the next step.
 fn train_ids(
     strategy: &Strategy,
     early: impl Fn(&DynamicEmbedding, i64) -> Result<()>,
@@ -63,7 +63,7 @@ fn train_ids(
     Ok(((rows.ids, rows.values.to_vec()?), usage(strategy)))
 }
 
-/// A worker may prefetch all rows, some, other rows, or none: each gives the same weights.
+/// Checks that a worker may prefetch all rows, some, other ones, or none: the weights are always the same.
 // INV-102
 #[test]
 fn tables_of_ids_are_the_same_whatever_is_prefetched() {
@@ -99,8 +99,8 @@ fn tables_of_ids_are_the_same_whatever_is_prefetched() {
     });
 }
 
-/// Trains an epoch by batches of a dataset, and saves every second step. Worker 1 is lost after step `lost`. A later
-/// call continues with the last checkpoint.
+/// Trains an epoch in batches of a dataset, and saves every second step. Worker 1 is lost after step `lost`. A later
+/// call resumes from the last checkpoint.
 fn train_epoch(strategy: &Strategy, prefetches: bool, folder: &Path, lost: Option<u64>) -> Result<String> {
     let model = strategy.replicate_seeded(5, |vb: VarBuilder| {
         dynamic_embedding(3, DynamicOptions::default(), vb.pp("users"))
@@ -139,8 +139,8 @@ fn train_epoch(strategy: &Strategy, prefetches: bool, folder: &Path, lost: Optio
     Ok(format!("{:?} {:?}", rows.ids, rows.values.to_vec::<f32>()?))
 }
 
-/// The others get an error, although they wait for rows. The next job continues with the last checkpoint, and the batch
-/// that had been taken early is trained.
+/// Checks the loss of a worker. The others get an error even if they wait for rows. The next job resumes from the last
+/// checkpoint, and trains the batch that had been taken early.
 // INV-102, INV-103
 #[test]
 fn a_job_that_has_lost_a_worker_continues_with_the_same_weights() {
@@ -162,7 +162,7 @@ fn a_job_that_has_lost_a_worker_continues_with_the_same_weights() {
     });
 }
 
-/// Trains steps, with the rows of the next step prefetched.
+/// Trains the given steps, and prefetches the rows of each next step.
 fn train(
     strategy: &Strategy,
     model: &Replicated<tables::Model>,
@@ -178,8 +178,8 @@ fn train(
     Ok(())
 }
 
-/// Rows of the first step are late, and all others are prefetched. After a write and a restore, rows are those that
-/// were written. A step that fails on one worker is repeated by all.
+/// Checks that rows of the first step are late, and all others are prefetched. After a write and a restore, rows have
+/// the written values. A step that fails on one worker is repeated by all.
 // INV-102
 #[test]
 fn writes_failed_steps_and_restored_checkpoints_discard_prefetched_rows() {

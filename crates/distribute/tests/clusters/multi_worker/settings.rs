@@ -1,5 +1,5 @@
-//! Optimizers with different settings on the workers: no step is made, and all get one error that names the setting,
-//! its values and the workers.
+//! Optimizers with different settings on the workers: no step is made, and all workers get one error that names the
+//! setting, its values and the workers.
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Init, VarBuilder};
@@ -10,7 +10,7 @@ use distribute_collective::group::local;
 type Model = Replicated<(Tensor, Tensor)>;
 type Set = fn(Adam) -> Result<Adam>;
 
-/// Creates two variables of one shape, so that the gradient of one fits the other.
+/// Creates two variables of the same shape, so that the gradient of one could be added to the other.
 fn model(strategy: &Strategy) -> Result<Model> {
     strategy.replicate(|vb: VarBuilder| -> candle_core::Result<_> {
         let get = |name| vb.get_with_hints(2, name, Init::Const(1.));
@@ -33,8 +33,8 @@ fn adam(model: &Model, beta1: f64) -> Result<Adam> {
     Adam::with_rule(rules::Adam { beta1, ..Default::default() }, &model.variables, 0.125)
 }
 
-/// Returns the text of the error that all workers get if only worker 1 applies `set` to its optimizer. Checks that no
-/// variable changes, and that they train afterwards with equal settings.
+/// Returns the message of the error that all workers get if only worker 1 applies `set` to its optimizer. Checks that
+/// no variable changes, and that a step succeeds afterwards with equal settings.
 fn refused(workers: usize, replicas: usize, set: Set) -> String {
     let mut texts = crate::multi_worker::on_workers(workers, replicas, move |strategy| {
         let (model, other) = (model(strategy)?, strategy.world().worker() == 1);
@@ -137,7 +137,7 @@ fn a_hyper_parameter_that_differs_is_named() {
 }
 
 // INV-25
-/// Each worker trains one variable, and its gradient was once added to the other's.
+/// Checks workers that each train a different variable: the gradient of one must not be added to the other.
 #[test]
 fn workers_that_freeze_different_variables_do_not_mix_their_gradients() {
     let mut texts = crate::multi_worker::on_workers(2, 2, |strategy| {
@@ -159,7 +159,7 @@ fn workers_that_freeze_different_variables_do_not_mix_their_gradients() {
     );
 }
 
-/// Layers send gradients before a step. They use what the workers have sent in the previous one.
+/// Checks layers that send gradients before the step, in the layout that the workers agreed on in the previous step.
 #[test]
 fn a_setting_that_changes_between_steps_is_compared_again() {
     let texts = crate::multi_worker::on_workers(2, 1, |strategy| {
@@ -210,7 +210,7 @@ fn a_setting_that_changes_between_steps_is_compared_again() {
     );
 }
 
-/// Settings of connections are made where the group is connected.
+/// Checks settings of connections, which have no effect on a group that is already connected.
 #[test]
 fn settings_without_effect_on_a_group_are_refused() {
     type Builder = distribute::strategy::MultiWorkerMirroredStrategyBuilder;

@@ -1,4 +1,5 @@
-//! Optimizers whose state is sharded over workers: bit-identical to one with the complete state, with less memory.
+//! Optimizers whose state is sharded over workers: bit-identical to optimizers with the complete state, with less
+//! memory.
 
 use crate::multi_worker::on_workers;
 use crate::multi_worker::training::{ALL, Micro, Parts, Plan, assert_trains_equally, sharded_if};
@@ -19,8 +20,8 @@ use std::sync::Arc;
 pub(super) const WORLDS: [(usize, usize); 8] =
     [(1, 1), (2, 1), (3, 1), (4, 1), (1, 2), (2, 2), (3, 2), (4, 2)];
 
-/// Returns a plan with variables of several blocks, which have several assignees. The ranges of the table meet within
-/// a row.
+/// Returns a plan with variables of several blocks, which have several assignees. The ranges of the table end inside
+/// rows.
 pub(super) fn large() -> Plan {
     let parts = Parts { table: true, ..Parts::default() };
     Plan { parts, width: 2500, words: 3300, sharded: true, ..Plan::new(11, 8) }
@@ -65,7 +66,7 @@ fn doubles_micro_batches_and_every_part_of_a_model_give_the_same_bits() {
     assert_all_train_equally(Plan { parts: ALL, sharded: true, ..Plan::new(13, 9) }, rules::Adam::default());
 }
 
-/// Norms are those of complete gradients, independent of the partition.
+/// Checks that norms are those of complete gradients, independent of the partition.
 #[test]
 fn clipping_by_norms_and_decay_give_the_same_bits() {
     for dtype in [DType::F32, DType::F64] {
@@ -75,7 +76,7 @@ fn clipping_by_norms_and_decay_give_the_same_bits() {
     assert_all_train_equally(Plan { clip: true, decay: true, parts: ALL, ..large() }, rules::Ftrl::default());
 }
 
-/// Some workers have no rows, and in the last batch some replicas have none.
+/// Checks workers without rows, and a last batch in which some replicas have none.
 #[test]
 fn workers_without_data_change_nothing() {
     for rows in [1, 2, 9, 10] {
@@ -86,7 +87,7 @@ fn workers_without_data_change_nothing() {
     }
 }
 
-/// A table of which some rows get gradients, and a layer.
+/// A model of a table, of which only some rows get gradients, and a layer.
 struct Model {
     table: Embedding,
     out: Linear,
@@ -111,7 +112,7 @@ fn model(strategy: &Strategy) -> Result<Replicated<Model>> {
     strategy.replicate_seeded(3, |vb: VarBuilder| Model::new(vb))
 }
 
-/// Trains steps with these numbers.
+/// Trains the steps with the given numbers.
 fn train<R: Rule>(
     strategy: &Strategy,
     model: &Replicated<Model>,
@@ -135,7 +136,7 @@ fn weights(model: &Replicated<Model>) -> Result<Vec<Vec<u32>>> {
     model.variables.names().iter().map(|name| bits(&model.variables.get(name)?)).collect()
 }
 
-/// Returns weights and slots.
+/// Returns the bits of all weights and slots.
 fn state<R: Rule>(model: &Replicated<Model>, optimizer: &Optimizer<R>) -> Result<Vec<Vec<u32>>> {
     let mut all = weights(model)?;
     for name in optimizer.variable_names() {
@@ -172,7 +173,7 @@ fn checkpoint<'a, R: Rule>(model: &'a Replicated<Model>, optimizer: &'a Optimize
     Checkpoint::new().part("model", &model.variables).part("optimizer", optimizer)
 }
 
-/// Returns all tensors and metadata of a checkpoint as text.
+/// Returns the tensors and the metadata of a checkpoint as text.
 fn contents(path: &Path) -> String {
     let reader = Reader::open(path).unwrap();
     let names: Vec<_> = reader.names().map(String::from).collect();
@@ -247,14 +248,14 @@ fn slots_that_do_not_fit_are_refused_on_all_workers_and_nothing_has_changed() {
     });
 }
 
-/// A momentum rule whose update fails in one step, on the worker with this number.
+/// A momentum rule whose update fails in one step, on the worker with the given number.
 #[derive(Clone)]
 struct Fails {
     in_step: Option<u64>,
     only_computes: bool,
 }
 
-/// The text is the same on all workers, which compare it.
+/// Prints the same text on all workers, because the workers compare it.
 impl std::fmt::Debug for Fails {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Fails")
@@ -392,7 +393,7 @@ fn an_impossible_partition_is_refused() {
     });
 }
 
-/// A training that has lost a worker does not continue, but restarts from a checkpoint.
+/// Checks that a training that has lost a worker must be restored from a checkpoint.
 #[test]
 fn no_worker_has_the_complete_state_of_a_lost_one() {
     on_workers(2, 1, |strategy| {
@@ -440,7 +441,8 @@ fn frozen_variables_and_groups_are_the_same_as_with_complete_state() {
     assert!(trained[0] == trained[1]);
 }
 
-/// Gradients by row and dense ones of one variable, in turn, and custom gradients without buckets.
+/// Checks a variable with gradients by row and dense ones in turn, and gradients of the program, which are not in
+/// buckets.
 #[test]
 fn a_table_may_have_rows_in_one_step_and_all_elements_in_another() {
     let trained = |sharded: bool, workers: usize| {

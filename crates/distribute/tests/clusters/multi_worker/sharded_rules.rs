@@ -5,8 +5,8 @@ use super::training::{Plan, assert_trains_equally};
 use distribute::optimizer::rules::{InvalidHyperparameter, Rule, SlotSpec, Step, Unit, UpdateError};
 use distribute_testing::watched;
 
-/// Moves a variable by the mean of its gradient, decayed by how often the variable was updated. The rule needs the
-/// complete variable, but declares that rows without a gradient stay.
+/// A rule that moves a variable by the mean of its gradient, divided by the number of updates so far. It needs the
+/// complete variable, but declares that rows without a gradient do not change.
 #[derive(Clone, Debug)]
 struct MeanOfVariable;
 

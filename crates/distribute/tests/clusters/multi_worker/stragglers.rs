@@ -1,10 +1,10 @@
-//! The times of all workers, from which a slow one is found.
+//! The step times of all workers, from which a slow worker is found.
 
 use crate::multi_worker::on_workers;
 use distribute::cluster::Stopwatch;
 use distribute::{Dataset, prelude::*};
 
-/// Keeps a core busy for this number of seconds.
+/// Keeps a core busy for the given time.
 fn compute(seconds: f64) {
     let time = Stopwatch::start();
     while time.seconds() < seconds {

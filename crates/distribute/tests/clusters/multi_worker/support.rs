@@ -11,7 +11,7 @@ use std::time::Duration;
 pub(crate) const WORLDS: [(usize, usize); 9] =
     [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3), (3, 1), (3, 2), (3, 3)];
 
-/// A number of elements of which each worker folds a range. Fewer elements are sent to every worker.
+/// A number of elements of which each worker sums only a range. Smaller values are sent to every worker.
 pub(crate) const LARGE: usize = 16_411;
 
 /// Checks that `body` returns the same on every worker as in one process with the same number of replicas.
@@ -44,8 +44,8 @@ pub(crate) fn replicas_as_in_one_process<T: PartialEq + Debug + Send + 'static>(
     });
 }
 
-/// Checks that all `workers` workers of `replicas` replicas get one error with the same text, and that a sum of ones
-/// is correct afterwards.
+/// Checks that all workers get an error with the same message from `body`, and that a sum of ones is correct
+/// afterwards. Returns the message.
 pub(crate) fn one_message(
     workers: usize,
     replicas: usize,
@@ -69,12 +69,12 @@ pub(crate) fn one_message(
     })
 }
 
-/// Returns numbers whose sum depends on the order.
+/// Returns a number for element `i` of replica `id`. The sum of such numbers depends on the order of additions.
 pub(crate) fn number(id: usize, i: usize) -> f64 {
     ((id * 31 + i * 7 + 1) as f64).sin() * 10f64.powi((id % 5) as i32 - 2)
 }
 
-/// Returns a tensor of `len` such numbers. For integers they are multiplied by 1000.
+/// Returns a tensor of `len` numbers, as [`number`] returns them. For integers they are multiplied by 1000.
 pub(crate) fn vector(dtype: DType, id: usize, len: usize) -> HostTensor {
     let numbers = (0..len).map(|i| number(id, i));
     match dtype {
@@ -85,7 +85,7 @@ pub(crate) fn vector(dtype: DType, id: usize, len: usize) -> HostTensor {
     }
 }
 
-/// Returns kind, dtype, shape and bits of the elements.
+/// Returns the kind, dtype and shape of a leaf as text, and the bits of its elements.
 pub(crate) fn bits(leaf: impl Into<Leaf>) -> (String, Vec<u64>) {
     let leaf = leaf.into();
     let bits = |tensor: &HostTensor| {
@@ -98,7 +98,7 @@ pub(crate) fn bits(leaf: impl Into<Leaf>) -> (String, Vec<u64>) {
     }
 }
 
-/// Returns rows of a table of 5 rows of 2. Their number grows with the id, and some are duplicates.
+/// Returns rows of a table of 5 rows of 2 elements. The number of rows depends on the id, and some are duplicates.
 pub(crate) fn rows(id: usize) -> IndexedSlices {
     let count = id % 3 + 1;
     let values = (0..2 * count).map(|i| number(id, i) as f32).collect::<Vec<_>>();

@@ -1,4 +1,4 @@
-//! Tables whose values are stored in bf16: the same bits for every placement and world, and in resumed trainings.
+//! Tables whose values are stored in bf16: the same bits for every location and world, and in resumed trainings.
 
 use super::links;
 use super::tables::{WORDS, model, train};
@@ -103,7 +103,7 @@ fn rounded_tables_are_bit_identical_for_every_placement_and_world() {
     });
 }
 
-/// Gradient descent as code of the program.
+/// A rule of gradient descent that is code of the program.
 #[derive(Clone, Debug)]
 struct Mine;
 
@@ -124,7 +124,8 @@ impl Formula for Mine {
     }
 }
 
-/// Mirrored tables are updated by code of the program, or in shards, and are rounded in the same way.
+/// Checks that mirrored tables are rounded in the same way if code of the program updates them, or workers update
+/// shards of them.
 // INV-95
 #[test]
 fn mirrored_tables_are_rounded_by_every_backend() {
@@ -164,7 +165,8 @@ fn averages_of_rounded_tables_are_refused() {
     });
 }
 
-/// A checkpoint of one placement is that of any other. What was not rounded is rounded to the nearest.
+/// Checks that a checkpoint can be restored with any location of tables. Values that were not rounded are rounded to
+/// the nearest.
 // INV-95
 #[test]
 fn a_training_with_rounded_tables_is_resumed_anywhere_with_the_same_bits() {
@@ -209,7 +211,7 @@ fn a_training_with_rounded_tables_is_resumed_anywhere_with_the_same_bits() {
     });
 }
 
-/// Values that are assigned, added and scattered are rounded to the nearest, as the initial ones are.
+/// Checks that values that are assigned, added and scattered are rounded to the nearest, like initial values.
 // INV-95
 #[test]
 fn values_that_are_written_are_rounded_to_the_nearest_for_every_placement() {
@@ -282,7 +284,8 @@ fn rows_of_ids_are_rounded_equally_on_workers_and_servers() {
     });
 }
 
-/// A table of f32 takes half of the memory. Smaller tables, tables of f64 and other weights stay as they are.
+/// Checks that rounded tables of f32 take half of the memory. Smaller tables, tables of f64 and other weights do not
+/// change.
 #[test]
 fn rounded_tables_take_half_of_the_memory() {
     watched(|| {

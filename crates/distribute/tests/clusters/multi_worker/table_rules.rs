@@ -9,7 +9,7 @@ use distribute::{MultiWorkerMirroredStrategy, Result, Strategy, prelude::*};
 use distribute_testing::watched;
 use std::time::Duration;
 
-/// LAMB needs the norm of all of a table, which no worker has. Other variables, which each worker has, are trained.
+/// Checks LAMB, which needs the norm of a complete table. No worker has one, but other variables can be trained.
 #[test]
 fn rules_of_complete_variables_are_refused_for_shared_tables_on_all_workers() {
     fn body(strategy: &Strategy) -> Result<(String, String)> {
@@ -41,7 +41,7 @@ fn rules_of_complete_variables_are_refused_for_shared_tables_on_all_workers() {
     });
 }
 
-/// No other worker is there, so joining would end with another error.
+/// Checks that options are checked first: no other worker runs, so joining would fail with a different error.
 #[test]
 fn options_of_tables_are_checked_before_the_workers_join() {
     watched(|| {

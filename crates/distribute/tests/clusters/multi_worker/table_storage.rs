@@ -12,7 +12,7 @@ use distribute_testing::watched;
 use std::fs;
 use std::path::Path;
 
-/// A table of several ranges of 8 MiB, whose checkpoint is the same as that of a mirrored table.
+/// Checks a table of several ranges of 8 MiB, whose checkpoint is the same as that of a mirrored table.
 // INV-21, INV-23
 #[test]
 fn a_large_table_is_saved_and_restored_by_ranges_of_rows() {
@@ -84,7 +84,7 @@ fn a_large_table_is_saved_and_restored_by_ranges_of_rows() {
     });
 }
 
-/// A component that empties the files of the checkpoint in a folder, after the components before it were verified.
+/// A component that truncates the files of the checkpoint in a folder, after the components before it were verified.
 struct Damages<'a>(&'a Path);
 
 impl Checkpointed for Damages<'_> {
@@ -102,8 +102,8 @@ impl Checkpointed for Damages<'_> {
     }
 }
 
-/// A worker cannot read its checkpoint again when rows are written. Values and slots may then be those of different
-/// steps, so no step is made with them.
+/// Checks a worker that cannot read its checkpoint again when rows are written. Values and slots may then be those of
+/// different steps, so no step is made with them.
 // INV-23, INV-86
 #[test]
 fn a_failed_restore_of_tables_ends_every_step_until_they_are_restored() {
@@ -155,8 +155,8 @@ fn a_failed_restore_of_tables_ends_every_step_until_they_are_restored() {
     });
 }
 
-/// Rows that are not older than the bound are read from the cache. The results depend on the bound only, and a write
-/// outside of steps is seen at once.
+/// Checks that rows within the age limit are read from the cache. The results depend only on the limit, and a write
+/// outside steps is visible at once.
 // INV-87
 #[test]
 fn cached_rows_lack_as_many_steps_as_the_bound_permits() {
@@ -188,7 +188,7 @@ fn cached_rows_lack_as_many_steps_as_the_bound_permits() {
     });
 }
 
-/// Counters never fall, and saved bytes are those that a message would have had.
+/// Checks that counters never fall, and that saved bytes are those that a message would have had.
 #[test]
 fn the_use_of_caches_still_counts_when_a_model_is_dropped() {
     watched(|| {
@@ -221,7 +221,7 @@ fn the_use_of_caches_still_counts_when_a_model_is_dropped() {
     });
 }
 
-/// All weights are stored once, with their slots, and a part of them on each server.
+/// Checks that all weights are stored once, with their slots, and some of them on each server.
 #[test]
 fn all_weights_of_a_model_are_stored_on_workers_or_servers() {
     fn body(strategy: &Strategy) -> Result<(Vec<u64>, Vec<usize>)> {
@@ -253,7 +253,7 @@ fn all_weights_of_a_model_are_stored_on_workers_or_servers() {
     });
 }
 
-/// A copy of the state is that of the step in which it was made, also if it is written after further steps.
+/// Checks that a copy of the state keeps the values of its step, even if it is written after further steps.
 #[test]
 fn a_copy_of_the_state_is_not_changed_by_further_steps() {
     watched(|| {

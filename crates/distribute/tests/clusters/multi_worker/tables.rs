@@ -26,13 +26,13 @@ const WORLDS: [(usize, usize); 8] = [(1, 1), (2, 1), (3, 1), (4, 1), (1, 2), (2,
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Tables {
     OnWorkers(PartitionStrategy),
-    /// This number of servers stores the tables.
+    /// The given number of servers stores the tables.
     OnServers(usize),
-    /// The workers store all weights, of which those of at least this size in bytes are partitioned.
+    /// The workers store all weights. Weights of at least the given size in bytes are partitioned.
     AllOnWorkers(usize),
-    /// This number of servers stores all weights.
+    /// The given number of servers stores all weights.
     AllOnServers(usize),
-    /// The workers store the tables, and cache rows that lack at most this number of steps.
+    /// The workers store the tables, and cache rows for at most the given number of steps.
     Cached(u64),
 }
 
@@ -117,7 +117,7 @@ fn doubles_micro_batches_norms_and_every_part_of_a_model_give_the_same_bits() {
     assert_all_train_equally(Plan { parts: ALL, clip: true, ..plan() }, rules::Momentum::default());
 }
 
-/// Some workers have no rows, and in the last batch some replicas have none.
+/// Checks workers without rows, and a last batch in which some replicas have none.
 #[test]
 fn workers_without_data_change_nothing() {
     for rows in [1, 2, 9] {
@@ -126,7 +126,7 @@ fn workers_without_data_change_nothing() {
     }
 }
 
-/// Two tables, one of which is looked up in bags, and a layer.
+/// A model of two tables, one of which is looked up in bags, and a layer.
 pub(super) struct Model {
     pub(super) words: Embedding,
     bags: EmbeddingBag,
@@ -144,14 +144,14 @@ impl Model {
         })
     }
 
-    /// Returns words that replicas share, words that one replica has alone, and repeated words.
+    /// Returns ids of words: some that all replicas look up, some that only one looks up, and repeated ones.
     fn ids(step: usize, replica: usize) -> Result<Tensor> {
         let ids: Vec<u32> =
             (0..6).map(|i| ((step * 11 + replica * (i % 2) * 7 + i * 5) % WORDS) as u32).collect();
         Ok(Tensor::from_vec(ids, (2, 3), &Device::Cpu)?)
     }
 
-    /// Prefetches the rows of a later step.
+    /// Prefetches the rows that a replica looks up in the given step.
     pub(super) fn prefetch(&self, step: usize, replica: usize) -> Result<()> {
         let ids = Self::ids(step, replica)?;
         Ok(prefetch_rows(&[(&self.words, &ids), (&self.bags, &ids)])?)
@@ -182,14 +182,15 @@ pub(super) fn train<R: Rule>(
     Ok(())
 }
 
-/// A checkpoint of one placement is the same as that of any other, and is resumed on all of them.
+/// Checks that a checkpoint is the same for all locations of tables, and can be restored with any of them.
 // INV-86
 #[test]
 fn a_training_is_resumed_with_tables_elsewhere_and_on_other_workers() {
     assert_is_resumed(|variables| Adam::new(variables, 0.05));
 }
 
-/// The slots of a rule by row have one number for each row of a table, and those of averages have its shape.
+/// Checks the slots of a rule by row, with one number for each row of a table, and those of averages, with the table's
+/// shape.
 // INV-86
 #[test]
 fn a_training_with_slots_of_rows_is_resumed_with_tables_elsewhere_and_on_other_workers() {
@@ -238,7 +239,8 @@ fn assert_is_resumed<R: Rule>(
     });
 }
 
-/// Each worker stores about its share of the rows, and reads and writes of the complete table see all of them.
+/// Checks that each worker stores about its share of the rows, and that reads and writes of the complete table include
+/// all shares.
 #[test]
 fn each_worker_stores_its_share_and_writes_are_made_once() {
     watched(|| {
@@ -276,7 +278,7 @@ fn each_worker_stores_its_share_and_writes_are_made_once() {
     });
 }
 
-/// Ids, trained on workers together, get the rows that they get on servers.
+/// Checks that ids that several workers train together get the same rows as with servers.
 #[test]
 fn tables_of_ids_are_those_of_one_worker_on_servers() {
     fn body<R: Rule>(strategy: &Strategy, rule: R) -> Result<(Vec<i64>, Vec<u32>)> {
@@ -321,7 +323,7 @@ fn tables_of_ids_are_those_of_one_worker_on_servers() {
     });
 }
 
-/// A table that is also the weight of another layer is complete on each worker, with its rows in their order.
+/// Checks a table that is also the weight of another layer: it is complete on each worker, with its rows in order.
 #[test]
 fn a_table_that_is_tied_to_the_last_layer_is_trained_like_a_mirrored_one() {
     fn body(strategy: &Strategy) -> Result<String> {
@@ -350,7 +352,7 @@ fn a_table_that_is_tied_to_the_last_layer_is_trained_like_a_mirrored_one() {
     });
 }
 
-/// Tables count the steps of the optimizer, also after a checkpoint of an earlier step is restored.
+/// Checks that tables count the steps of the optimizer, even after a checkpoint of an earlier step is restored.
 #[test]
 fn an_earlier_step_is_restored_and_trained_again_with_the_same_weights() {
     watched(|| {
@@ -391,7 +393,7 @@ fn workers_that_write_different_values_get_an_error_and_write_nothing() {
     });
 }
 
-/// Results may hold a model, and with it the strategy. One worker alone has tables of ids as well.
+/// Checks results that contain a model, and with it the strategy, and a single worker with tables of ids.
 #[test]
 fn models_outlive_their_workers_and_one_worker_has_tables_of_ids() {
     watched(|| {

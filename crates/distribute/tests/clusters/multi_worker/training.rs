@@ -1,5 +1,5 @@
-//! Checks that trainings of W workers with R replicas each are bit-identical to one process with W·R replicas, and so
-//! equal to one device.
+//! Checks that trainings of W workers with R replicas each are bit-identical to one process with W·R replicas, and
+//! equal to one device up to rounding.
 
 use super::tables::Tables;
 use candle_core::{DType, Device, Tensor};
@@ -13,7 +13,7 @@ use distribute::{MirroredStrategy, OneDeviceStrategy, Optimizer, PerReplica, Rep
 use distribute_testing::watched;
 use std::collections::BTreeMap;
 
-/// The parts of the model in addition to two layers.
+/// The optional parts of the model, in addition to two layers.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Parts {
     pub(crate) table: bool,
@@ -30,7 +30,7 @@ pub(crate) struct Plan {
     pub(crate) batch: usize,
     pub(crate) parts: Parts,
     pub(crate) clip: bool,
-    /// Whether weights decay and the norm of each gradient is clipped.
+    /// Whether weights decay.
     pub(crate) decay: bool,
     pub(crate) micro: Micro,
     /// The number of elements of the middle layer.
@@ -45,13 +45,13 @@ pub(crate) struct Plan {
     pub(super) prefetch: bool,
 }
 
-/// The way in which a replica splits its batch into micro-batches.
+/// A split of a replica's batch into micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Micro {
     Whole,
     /// Two micro-batches, one of which may be empty.
     Halves,
-    /// A different number on each replica. A replica without rows skips the step.
+    /// A different number of micro-batches on each replica. A replica without rows skips the step.
     Uneven,
 }
 
@@ -117,10 +117,10 @@ impl Model {
     }
 }
 
-/// Values, words and labels.
+/// The values, words and labels of a batch.
 type Batch = (Tensor, Tensor, Tensor);
 
-/// Returns `rows` examples, the same for all strategies.
+/// Returns the examples of a plan, which are the same for all strategies.
 fn examples(Plan { rows, dtype, words, .. }: Plan) -> Batch {
     let x: Vec<f64> = (0..rows * 3).map(|i| ((i * 37 + 11) % 41) as f64 / 20. - 1.).collect();
     let words: Vec<u32> = (0..rows).map(|i| ((i * 5 + i / 3) % 11 * (words / 11)) as u32).collect();
@@ -135,7 +135,7 @@ pub(crate) fn sharded_if<R: Rule>(sharded: bool, optimizer: Optimizer<R>) -> Res
     if sharded { optimizer.shard_state() } else { Ok(optimizer) }
 }
 
-/// The losses, and the bits of all weights.
+/// The bits of the losses, and the name and bits of each weight.
 pub(crate) type Outcome = (Vec<u64>, Vec<(String, Vec<u64>)>);
 
 pub(crate) fn train<R: Rule + Clone + 'static>(strategy: &Strategy, plan: Plan, rule: &R) -> Result<Outcome> {
@@ -191,7 +191,7 @@ pub(crate) fn train<R: Rule + Clone + 'static>(strategy: &Strategy, plan: Plan, 
     Ok((losses, model.variables.names().into_iter().map(bits).collect::<Result<_>>()?))
 }
 
-/// Starts a pass over the batches, whose rows of the table are prefetched if the plan says so.
+/// Starts a pass over the batches. Prefetches the table's rows for each batch if the plan says so.
 fn pass<'a>(
     batches: &DistributedDataset<Batch>,
     plan: Plan,
@@ -223,7 +223,7 @@ fn largest_difference(a: &Outcome, b: &Outcome) -> f64 {
     numbers(a).iter().zip(numbers(b)).map(|(a, b)| (a - b).abs()).fold(0., f64::max)
 }
 
-/// Checks that the weights are those of one device, up to rounding.
+/// Checks that the weights equal those of one device, up to rounding.
 fn assert_trains_like_one_device(one: &Outcome, other: &Outcome, plan: Plan) {
     let tolerance = if plan.dtype == DType::F64 { 1e-12 } else { 1e-5 };
     let difference = largest_difference(one, other);
@@ -235,8 +235,8 @@ fn assert_all_train_equally<R: Rule + Clone + 'static>(plan: Plan, rule: R) {
     assert_trains_equally(plan, rule, worlds(), true);
 }
 
-/// Does the same as [`assert_all_train_equally`] for some worlds. Results that depend on how a batch is split are
-/// not compared with one device.
+/// Acts like [`assert_all_train_equally`] for some worlds. If `one_device` is `false`, results are not compared with
+/// one device, because they depend on the split of a batch.
 pub(crate) fn assert_trains_equally<R: Rule + Clone + 'static>(
     plan: Plan,
     rule: R,
@@ -264,7 +264,7 @@ pub(crate) fn assert_trains_equally<R: Rule + Clone + 'static>(
 
 pub(crate) const ALL: Parts = Parts { table: true, norm: true, dropout: true, collective: true };
 
-/// The last batch has 16 rows for up to 15 replicas: workers have two rows, one or none.
+/// Checks a last batch of 16 rows for up to 15 replicas, of which each worker has two rows, one or none.
 // INV-27
 #[test]
 fn every_remainder_of_the_last_batch_gives_the_same_bits() {
@@ -305,7 +305,7 @@ fn every_part_of_a_model_gives_the_same_bits() {
     });
 }
 
-/// A table has gradients by row, and the rules move all rows.
+/// Checks a table with gradients by row, with rules that change all rows.
 #[test]
 fn rules_of_complete_variables_give_the_same_bits() {
     watched(|| {
@@ -355,7 +355,7 @@ fn doubles_give_the_same_bits_and_the_weights_of_one_device_to_twelve_digits() {
     });
 }
 
-/// Each worker sums a range of gradients of more than 64 KiB.
+/// Checks gradients of more than 64 KiB, of which each worker sums a range.
 #[test]
 fn large_gradients_give_the_same_bits() {
     watched(|| {
@@ -366,7 +366,7 @@ fn large_gradients_give_the_same_bits() {
     });
 }
 
-/// Weights without elements: a table without rows, rows without columns, an empty vector.
+/// Checks weights without elements: a table without rows, rows without columns, and an empty vector.
 #[test]
 fn weights_without_elements_are_trained_and_shared_like_others() {
     watched(|| {

@@ -1,5 +1,4 @@
-//! Variables of several workers: created, written in replica context, read from outside; running statistics and
-//! metrics.
+//! Variables of several workers: created, written in replica context, and read outside; running statistics and metrics.
 
 use crate::multi_worker::support::{
     LARGE, WORLDS, bits, number, one_message, rows, same_as_one_process, vector,
@@ -17,8 +16,8 @@ use std::time::Duration;
 
 const AGGREGATIONS: [Aggregation; 3] = [Aggregation::Sum, Aggregation::Mean, Aggregation::OnlyFirstReplica];
 
-/// Returns the lengths to test. A large one is tested with one aggregation, because all of them handle it in the same
-/// way.
+/// Returns the lengths to test. Only one aggregation is tested with a large one, because all of them handle it in the
+/// same way.
 fn lens(aggregation: Aggregation) -> Vec<usize> {
     if aggregation == Aggregation::Mean { vec![2, LARGE] } else { vec![2] }
 }
@@ -212,7 +211,7 @@ fn a_read_that_not_all_workers_make_is_an_error_at_the_deadline() {
     });
 }
 
-/// Returns the text of the error that all workers get for a model that depends on the worker. Checks that they can
+/// Returns the message of the error that all workers get for a model that depends on the worker. Checks that they can
 /// build a model afterwards.
 fn refused(
     workers: usize,
@@ -273,7 +272,8 @@ fn models_that_differ_are_refused_by_all_workers_and_named() {
     assert!(!text.contains("same:") && !text.contains("seed:"), "{text}");
 }
 
-/// Candle's batch-norm sets the running statistics of its own replica only. Some replicas see no examples.
+/// Checks candle's batch norm, which sets the running statistics of its own replica only. Some replicas get no
+/// examples.
 #[test]
 fn running_statistics_are_the_mean_over_the_replicas_of_all_workers() {
     same_as_one_process(|strategy| {
@@ -358,7 +358,7 @@ fn a_variable_without_aggregation_is_refused_without_asking_other_workers() {
     });
 }
 
-/// Each worker writes separate files here, so that the test can check them.
+/// Checks the copies of all workers. Each worker writes separate files here, so that the test can compare them.
 #[test]
 fn the_copies_of_all_workers_are_saved_and_restored_on_the_same_number() {
     same_as_one_process(|strategy| {

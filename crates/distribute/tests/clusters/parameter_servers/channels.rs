@@ -7,19 +7,19 @@ use distribute_ps_tables::{
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// The requests to servers, and their answers.
+/// The requests to servers, and their responses.
 #[derive(Debug, Default)]
 pub struct Log {
     pub asked: Mutex<Vec<(String, Request)>>,
     pub answered: Mutex<Vec<Response>>,
-    /// The server that no longer answers.
+    /// The name of the server that no longer responds; `None` if all do.
     pub down: Mutex<Option<String>>,
-    /// The request that no server answers any more.
+    /// The kind of request that no server responds to any more; `None` if they respond to all.
     pub lost: Mutex<Option<&'static str>>,
 }
 
 impl Log {
-    /// Returns the requests since the last call, one by one.
+    /// Returns the requests since the last call. The requests of a batch are returned separately.
     pub fn take(&self) -> Vec<(String, Request)> {
         let mut all = Vec::new();
         for (server, request) in std::mem::take(&mut *self.asked.lock().unwrap()) {
@@ -31,7 +31,7 @@ impl Log {
         all
     }
 
-    /// Returns the answers since the last call, one by one.
+    /// Returns the responses since the last call. The responses of a batch are returned separately.
     pub fn answers(&self) -> Vec<Response> {
         let mut all = Vec::new();
         for response in std::mem::take(&mut *self.answered.lock().unwrap()) {
@@ -44,7 +44,7 @@ impl Log {
     }
 }
 
-/// A channel that writes a log.
+/// A channel that adds requests and responses to a log.
 #[derive(Debug)]
 struct Logged {
     channel: LocalChannel,

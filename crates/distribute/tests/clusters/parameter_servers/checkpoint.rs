@@ -1,4 +1,4 @@
-//! Checkpoints of some servers, restored on others, in other shards, and on one device.
+//! Checkpoints of some servers, restored on another number of servers, in other shards, and on one device.
 
 use crate::parameter_servers::support::{Net, servers, state, train};
 use distribute::optimizer::rules::{Adam, Ftrl, Rule};
@@ -6,7 +6,7 @@ use distribute::{Checkpoint, HostTensor, OneDeviceStrategy, Optimizer, Replicate
 use distribute_testing::watched;
 use std::path::Path;
 
-/// A training with a custom variable.
+/// A training with a variable of the program in addition to the model.
 struct Training<R> {
     strategy: Strategy,
     model: Replicated<Net>,

@@ -1,4 +1,4 @@
-//! Closures that run again on another worker: each change on servers is made once.
+//! Closures that run again on another worker: each change on servers is applied once.
 
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{Init, VarBuilder};
@@ -14,8 +14,8 @@ use distribute_ps_tables::Origin;
 use distribute_testing::{SplitMix, watched};
 use std::collections::BTreeMap;
 
-/// A model whose gradients do not depend on its values. Weights and slots then depend only on how often each step was
-/// made.
+/// A model whose gradients do not depend on its values. Weights and slots then depend only on the number of times that
+/// each step was made.
 struct Linear {
     words: nn::Embedding,
     bags: nn::EmbeddingBag,
@@ -40,7 +40,7 @@ impl Linear {
     }
 }
 
-/// The objects with which one worker, or one device, trains.
+/// The objects with which a worker, or a single device, trains.
 struct Worker<R: Rule> {
     strategy: Strategy,
     model: Replicated<Linear>,
@@ -48,7 +48,7 @@ struct Worker<R: Rule> {
     counted: Variable,
 }
 
-/// The number of operations of a closure. Of each two, one counts and one is a step.
+/// The number of operations in a closure, which alternately count and make a step.
 const OPERATIONS: u64 = 6;
 
 impl<R: Rule> Worker<R> {
@@ -97,8 +97,8 @@ fn origin(job: u64, closure: u64) -> Origin {
     Origin { job, closure, floor: closure.saturating_sub(1) }
 }
 
-/// Runs closures one after another. Some workers run each of them up to some operation, and then one worker runs it to
-/// its end.
+/// Runs closures one after another. For each, some workers run its first operations, and then one worker runs it
+/// completely.
 fn trained<R: Rule + Copy>(rule: R, staleness: usize, seed: u64) {
     const CLOSURES: u64 = 12;
     let cluster = LocalCluster::new(3, 2).unwrap();

@@ -1,4 +1,5 @@
-//! Tables of ids: looked up and trained like tables of rows, saved on some servers and restored on others.
+//! Tables of ids: looked up and trained like tables of rows, saved on some servers and restored on another number of
+//! servers.
 
 use crate::parameter_servers::support::servers;
 use candle_core::{DType, Device, Module, Tensor};
@@ -62,7 +63,7 @@ fn rows(model: &Replicated<Net<DynamicEmbedding>>) -> DynamicState {
     model.variables.variable("words.weight").unwrap().dynamic_rows().unwrap()
 }
 
-/// Returns values and slots of the ids, in the order of a table of rows.
+/// Returns the values and slots of the ids, in the order of a table of rows.
 fn of_ids(model: &Replicated<Net<DynamicEmbedding>>) -> Vec<Vec<f32>> {
     let state = rows(model);
     let at: Vec<usize> = (0..7).map(|i| state.ids.binary_search(&IDS[i]).unwrap()).collect();

@@ -1,4 +1,4 @@
-//! Servers that fail, and mistakes that servers refuse.
+//! Servers that fail, and requests that servers reject.
 
 use crate::parameter_servers::channels::{channels, logged};
 use crate::parameter_servers::support::{Net, servers, train};

@@ -1,4 +1,4 @@
-//! The values of a step, and the time when they are fetched.
+//! The values that a step computes with, and the time at which they are fetched.
 
 use crate::parameter_servers::channels::logged;
 use crate::parameter_servers::support::servers;
@@ -55,7 +55,7 @@ fn a_step_fails_that_has_computed_with_a_table_that_could_not_be_fetched() {
     });
 }
 
-/// Returns a weight, and an optimizer that subtracts its gradient.
+/// Returns a model of one weight, and an optimizer that subtracts the weight's gradient.
 fn weight(
     strategy: &ParameterServerStrategy,
 ) -> (Replicated<Tensor>, distribute::Optimizer<distribute::optimizer::rules::Sgd>) {

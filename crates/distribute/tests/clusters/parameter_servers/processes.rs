@@ -29,7 +29,7 @@ fn strategy_of(cluster: &Cluster, shards: usize) -> ParameterServerStrategy {
     ParameterServerStrategy::new(cluster.resolver(), partitioner).unwrap()
 }
 
-/// Waits until all exit successfully, which they do when the chief tells them to.
+/// Stops the servers, and waits until all of them have exited successfully.
 fn end(cluster: Cluster, strategy: &ParameterServerStrategy) {
     strategy.end_servers().unwrap();
     cluster.wait_for_exit();
@@ -37,7 +37,7 @@ fn end(cluster: Cluster, strategy: &ParameterServerStrategy) {
 
 type Trained = (Vec<f32>, Vec<(String, Vec<u32>)>);
 
-/// Trains. `between` is called after half of the steps.
+/// Trains, and calls `between` after half of the steps.
 fn trained<R: Rule>(strategy: &Strategy, rule: R, between: impl FnOnce()) -> Trained {
     let model = strategy.replicate_seeded(7, Net::new).unwrap();
     let optimizer = Optimizer::with_rule(rule, &model.variables, 0.05).unwrap();
@@ -182,11 +182,11 @@ fn a_training_is_resumed_by_a_new_chief_from_followers_instead_of_a_folder() {
     });
 }
 
-/// The longest time until a step is made again.
+/// The maximum time from a kill to the next step.
 const AWAY: Duration = Duration::from_secs(10);
 
-/// Kills one of two servers this number of times during a training. With `replicas`, the folder of the killed server
-/// is deleted and its copy is used. Returns the time after each kill until a later step was made.
+/// Kills one of two servers `kills` times during a training. With `replicas`, the folder of the killed server is
+/// deleted and its replica is used. Returns the time from each kill to the next step.
 fn under_load(test: &'static str, kills: usize, seed: u64, replicas: bool) -> Vec<Duration> {
     let folder = tempfile::tempdir().unwrap();
     let start = if replicas { start_replicated } else { start };

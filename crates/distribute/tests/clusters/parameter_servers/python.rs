@@ -27,7 +27,7 @@ for path in sorted(pathlib.Path(sys.argv[1]).rglob("*.safetensors")):
         print(name, tensor.dtype, tensor.size, sum(tensor.tobytes()))
 "#;
 
-/// Returns the output of the program. Tables of a server have the same names in it.
+/// Returns what the program prints for each tensor: the name, and the dtype, number of elements and sum of bytes.
 fn read(python: &OsStr, folder: &Path) -> Vec<(String, (String, usize, u64))> {
     let mut command = Command::new(python);
     command.args(["-c", READ]).arg(folder);
@@ -40,7 +40,8 @@ fn read(python: &OsStr, folder: &Path) -> Vec<(String, (String, usize, u64))> {
     text.lines().map(line).collect()
 }
 
-/// Returns the line that the program prints for a `float32` tensor of these bits.
+/// Returns the dtype, number of elements and sum of bytes that the program prints for a `float32` tensor with the given
+/// bits.
 fn expected(bits: &[u32]) -> (String, usize, u64) {
     let sum = bits.iter().flat_map(|bits| bits.to_le_bytes()).map(u64::from).sum();
     ("float32".to_owned(), bits.len(), sum)

@@ -1,4 +1,4 @@
-//! Checks that random programs on a variable give the same on servers as in one process, with the same refusals.
+//! Random programs on a variable, whose results and errors must be the same on servers as in one process.
 
 use crate::parameter_servers::support::servers;
 use distribute::tensor::{DType, Index, IndexedSlices};
@@ -38,7 +38,7 @@ fn ops() -> BoxedStrategy<Op> {
     .boxed()
 }
 
-/// Returns the result and the value of the variable afterwards. `None` is an error.
+/// Runs an operation. Returns its result, or `None` if it is an error, and the value of the variable afterwards.
 fn run(op: &Op, variable: &Variable, dtype: DType) -> (Option<HostTensor>, HostTensor) {
     let numbers = |rows: usize, from: i64| {
         let values = (0..(rows * WIDTH) as i64).map(|i| from + i).collect::<Vec<_>>();

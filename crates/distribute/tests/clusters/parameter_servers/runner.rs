@@ -1,10 +1,11 @@
-//! The strategy that is configured by the environment. `TF_CONFIG` is set for a process, so this test is one.
+//! The strategy that is configured by the environment. The test runs in a separate process, because `TF_CONFIG` applies
+//! to a process.
 
 use distribute::{Error, HostTensor, LocalCluster, Variable, runner};
 use distribute_testing::{child, watched};
 use std::time::Duration;
 
-/// Prints the number of shards of a variable of 1 MB by default, and with this least number of bytes.
+/// Prints the number of shards of a variable of 1 MB, for several minimum sizes of a shard.
 fn in_the_process(part: &str) {
     // The first of its process, to which the addresses belong.
     let _cluster = LocalCluster::new(2, 3).unwrap();

@@ -1,4 +1,4 @@
-//! The same over sockets, with servers at ports of this machine.
+//! Training over sockets, with servers at ports of this machine.
 
 use crate::parameter_servers::support::{Net, state, train};
 use candle_core::{Device, Module, Tensor};
@@ -44,7 +44,7 @@ fn trained<R: Rule>(strategy: &Strategy, rule: R) -> (Vec<f32>, Vec<(String, Vec
     (losses, state(&model, &optimizer))
 }
 
-/// Trains on new servers, over sockets or in this process.
+/// Trains on new servers, over sockets or in this process. Returns the losses and the bits of the state.
 fn on_servers<R: Rule>(
     sockets: bool,
     shards: usize,
@@ -95,7 +95,7 @@ fn stale_values_are_the_same_over_sockets() {
     });
 }
 
-/// Variables of 1.1 MiB, which are sent in separate messages, and tiny ones.
+/// A model of variables of 1.1 MiB, which are sent in separate messages, and tiny ones.
 struct Many(Vec<Tensor>);
 
 impl Many {
@@ -105,8 +105,7 @@ impl Many {
         Ok(Self(large.chain(tiny).collect::<candle_core::Result<_>>()?))
     }
 
-    /// Returns a loss whose gradients are the same for all values of the variables, so that stale values end up the
-    /// same.
+    /// Returns a loss whose gradients do not depend on the variables, so that results are the same with stale values.
     fn loss(&self, step: usize) -> Result<Tensor> {
         let sums = self.0.iter().map(Tensor::sum_all).collect::<candle_core::Result<Vec<_>>>()?;
         Ok((Tensor::stack(&sums, 0)?.sum_all()? * (step + 1) as f64)?)
@@ -124,8 +123,8 @@ fn many(strategy: &Strategy, large: usize, tiny: usize) -> String {
     model.variables.sha256().unwrap()
 }
 
-/// Checks that variables on a server end up bit-identical to those of one device, with updates of a single step and of
-/// all steps in flight at once.
+/// Checks that variables on a server are bit-identical to those of one device in the end, with updates of a single step
+/// and of several steps in flight.
 fn check_many(large: usize, tiny: usize) {
     watched(move || {
         let one = many(&OneDeviceStrategy::new("cpu:0").unwrap(), large, tiny);
@@ -151,7 +150,8 @@ fn a_step_may_have_more_changes_than_a_server_remembers() {
     check_many(0, 1100);
 }
 
-/// pains 5: TensorFlow's job ends with its server, and the values are gone.
+/// Checks that a training survives the restart of a server. TensorFlow's job ends with its server, and the values are
+/// lost.
 #[test]
 fn a_training_continues_after_a_server_restarts() {
     watched(|| {

@@ -1,4 +1,4 @@
-//! The strategy itself: refusals of its constructor, devices, replicas and collectives.
+//! The strategy itself: errors of its constructor, devices, replicas and collectives.
 
 use crate::parameter_servers::support::servers;
 use distribute::cluster::resolver::SimpleClusterResolver;

@@ -7,7 +7,7 @@ use distribute::optimizer::rules::Rule;
 use distribute::parameter_server::FixedShardsPartitioner;
 use distribute::{LocalCluster, Optimizer, ParameterServerStrategy, Replicated, Result, Strategy};
 
-/// Creates the one worker of a cluster of `count` servers, with variables in `shards` shards.
+/// Creates the only worker of a cluster of `count` servers, with variables in `shards` shards.
 pub fn servers(count: usize, shards: usize) -> ParameterServerStrategy {
     let cluster = LocalCluster::new(1, count).unwrap();
     ParameterServerStrategy::new(cluster.resolver(), FixedShardsPartitioner::new(shards).unwrap()).unwrap()
@@ -38,7 +38,7 @@ impl Net {
         })
     }
 
-    /// Returns the loss of this number of examples of a step.
+    /// Returns the loss of the given number of examples of a step.
     pub fn loss(&self, examples: usize, step: usize) -> Result<Tensor> {
         let ids = |height: usize, each: usize, turn: usize| {
             let ids = (0..examples * each).map(|i| ((i * i * 3 + i * turn + step * 5) % height) as u32);

@@ -147,7 +147,7 @@ fn transforms_of_all_gradients_and_custom_rules_are_refused() {
     refused(model.variables.trainable().unwrap_err(), ["through candle", "set"]);
 }
 
-/// A rule that no server knows.
+/// A rule that is code of the program, so servers cannot apply it.
 #[derive(Clone, Debug)]
 struct Mine;
 
@@ -164,7 +164,7 @@ impl Formula for Mine {
     }
 }
 
-/// Two layers share one table: one looks up rows, and the other multiplies with all of it.
+/// Checks two layers that share one table: one looks up rows, and the other multiplies by the complete table.
 #[test]
 fn a_table_that_is_also_used_completely_is_fetched_completely() {
     struct Tied(nn::Embedding);
@@ -243,7 +243,7 @@ fn workers_use_the_coordinators_variables() {
     assert!(missing.contains("the chief creates variables"), "{missing}");
 }
 
-/// Creates a strategy of two replicas of a worker with two servers.
+/// Creates the strategy of a worker with two replicas and two servers.
 fn two_replicas() -> Strategy {
     let builder = ParameterServerStrategy::builder()
         .cluster_resolver(LocalCluster::new(1, 2).unwrap().resolver())

@@ -1,4 +1,4 @@
-//! Messages to servers, and messages that are avoided.
+//! The number of messages to servers, and messages that are avoided.
 
 use crate::parameter_servers::channels::{Log, logged};
 use crate::parameter_servers::support::{Net, train};
@@ -132,7 +132,8 @@ fn values_that_have_not_changed_are_not_sent_again() {
     });
 }
 
-/// The gradient of `w²/2` is `w`. With rate 0.5, each update halves the value at the beginning of the step.
+/// Checks staleness with the loss `w²/2`, whose gradient is `w`. With the rate 0.5, each update subtracts half of the
+/// value that its step began with.
 #[test]
 fn a_step_computes_with_values_of_bounded_staleness() {
     watched(|| {

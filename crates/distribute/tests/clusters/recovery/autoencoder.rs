@@ -1,4 +1,5 @@
-//! A training whose steps differ if a worker is lost, because some of the worker's state is its own.
+//! A training in which the loss of a worker changes the result, because some of the worker's state is on that worker
+//! only.
 
 use crate::recovery::program::{At, EPOCHS, Place, Task};
 use candle_core::{Device, Tensor};

@@ -1,4 +1,5 @@
-//! One cell of the matrix: a fault of one worker at one location, the expected errors, and the time limit.
+//! One cell of the matrix of faults: a fault of one worker at one point of the training, the expected errors, and the
+//! time limit.
 
 use crate::recovery::disturbed::Disturbed;
 use crate::recovery::figures::Figures;
@@ -9,13 +10,13 @@ use distribute_testing::watched;
 /// The kind of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// SIGKILL, followed by a restart.
+    /// SIGKILL, followed by a restart of the worker.
     Killed,
-    /// SIGSTOP for ten seconds.
+    /// SIGSTOP, and SIGCONT after ten seconds.
     Stopped,
-    /// SIGTERM as a notice, followed by a restart of all.
+    /// SIGTERM as a notice, followed by a restart of all workers.
     Noticed,
-    /// SIGTERM without a watcher, followed by a restart of the worker.
+    /// SIGTERM without a watch, followed by a restart of the worker.
     Terminated,
     /// A closed link to another worker.
     LinkClosed,
@@ -25,7 +26,7 @@ pub enum Fault {
     DiskFull,
 }
 
-/// The operation that the fault interrupts.
+/// The operation during which the fault happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
     BeforeFirstStep,
@@ -33,11 +34,12 @@ pub enum When {
     InAllReduce,
     AfterUpdate,
     Saving,
-    /// A save in the background: the workers train.
+    /// A save in the background, while the workers train.
     SavingInBackground,
     PassEnds,
     ClosureEnds,
-    /// The recovery after worker 1 was killed and replaced. The others wait for the model of its replacement.
+    /// The recovery after worker 1 was killed and replaced, while the others wait for its replacement to build the
+    /// model.
     Recovering,
     /// The same recovery, while the replacement receives the state.
     TakingOver,
@@ -47,7 +49,7 @@ pub enum When {
 pub struct Cell {
     pub fault: Fault,
     pub when: When,
-    /// The worker with the fault. For a link, it is the end that is not the last worker.
+    /// The worker with the fault. For a fault of a link, this is the end that is not the last worker.
     pub worker: usize,
 }
 
@@ -62,19 +64,19 @@ impl Fault {
         Self::DiskFull,
     ];
 
-    /// Whether the fault is that of a link.
+    /// Returns whether this is a fault of a link.
     pub fn is_of_link(self) -> bool {
         matches!(self, Fault::LinkClosed | Fault::LinkSilent)
     }
 
-    /// Whether the system reports nothing, so that only a heartbeat notices the fault.
+    /// Returns whether the system reports nothing, so that only missing heartbeats reveal the fault.
     pub fn is_silent(self) -> bool {
         matches!(self, Fault::Stopped | Fault::LinkSilent)
     }
 }
 
 impl Cell {
-    /// Returns the worker and the location at which it stops, so that the fault happens there.
+    /// Returns the worker that stops at the point of the fault, and that point.
     pub fn stop_at(&self) -> (usize, Place) {
         match self.when {
             When::BeforeFirstStep => (self.stopped(), Place::First),
@@ -91,19 +93,20 @@ impl Cell {
         }
     }
 
-    /// Returns the worker that stops. If a link breaks, it is the last worker.
+    /// Returns the worker that stops: for a fault of a link, the last worker.
     fn stopped(&self) -> usize {
         if self.fault.is_of_link() { WORKERS - 1 } else { self.worker }
     }
 
-    /// Returns the workers that the errors of others may name. For a link, it is either end.
+    /// Returns the workers that the errors of others may name. For a link, this is either end.
     pub fn culprits(&self) -> Vec<usize> {
         if self.fault.is_of_link() { vec![self.worker, WORKERS - 1] } else { vec![self.worker] }
     }
 
-    /// Runs three processes with the fault. Their weights have to be those of a training without it.
+    /// Runs three processes with the fault. Their weights must be those of a training without a fault.
     ///
     /// # Panics
+    ///
     /// Panics if any result differs from the expected one.
     pub fn run(self, test: &'static str) -> Figures {
         watched(move || {

@@ -1,4 +1,4 @@
-//! Data that changes on a link: the group re-forms, and repeats the step.
+//! Data that is corrupted on a link: the group re-forms and repeats the step.
 
 use crate::recovery::program::Task;
 use crate::recovery::relay::through_relay;
@@ -14,7 +14,7 @@ use std::time::Duration;
 /// The result of a worker: the checksum of its weights, and the faults after which it continued.
 type Trained = (String, Vec<Option<Fault>>);
 
-/// Trains, and calls `disturb` once, in the middle.
+/// Trains, and calls `disturb` once in the middle.
 fn train(task: &Task, disturb: impl Fn()) -> Result<Trained> {
     let strategy = task.builder()?.checksums(Checksums::Always).build()?;
     let model = strategy.replicate(|vb| distribute::nn::linear(64, 300, vb.pp("fc")))?;
@@ -45,7 +45,7 @@ fn train(task: &Task, disturb: impl Fn()) -> Result<Trained> {
     Ok((model.variables.sha256()?, faults))
 }
 
-/// Trains on two workers, and flips a bit in each of a number of messages from the sixth step on.
+/// Trains on two workers, and flips a bit in each of `flips` messages from the sixth step on.
 fn trained(flips: usize) -> Vec<Result<Trained>> {
     watched(move || {
         through_relay(2, |task, relay| {

@@ -1,4 +1,4 @@
-//! The loss of a worker that sends compressed gradients. Its residuals are lost, and those of the others stay.
+//! The loss of a worker that sends compressed gradients. Its residuals are lost; the other workers keep theirs.
 
 use crate::recovery::autoencoder::{self, Outcome, Program};
 use crate::recovery::program::{At, Place, Task};

@@ -1,5 +1,5 @@
-//! Files that are dealt to workers in lock step, while workers are killed and restarted at random. Each example is in
-//! the weights once for each epoch.
+//! Files that are dealt to workers in lock step, while workers are killed and restarted at random. The weights contain
+//! each example once for each epoch.
 
 use crate::recovery::job::{Job, WORKERS};
 use crate::recovery::program::{At, Place, Task};
@@ -16,8 +16,7 @@ use std::time::Duration;
 
 const WORKER: &str = "recovery::dealt::a_worker_with_dealt_files";
 
-/// The numbers of lines of the files, of which each worker reads some: far more than one worker can hold, and some that
-/// are small or empty.
+/// The numbers of lines of the files: some have far more lines than a worker can hold, and some are small or empty.
 const FILES: [usize; 12] = [40, 3, 0, 17, 5, 1, 29, 8, 2, 11, 0, 9];
 const EXAMPLES: usize = 125;
 
@@ -25,7 +24,7 @@ const EXAMPLES: usize = 125;
 const STOP: &str = "stop";
 const COUNTED: &str = "counted ";
 
-/// A helper, not a test: the other test runs it in processes.
+/// Runs a worker in a process that the other test starts. This is not a test itself.
 #[test]
 fn a_worker_with_dealt_files() {
     if let Some(part) = child::part() {
@@ -33,7 +32,7 @@ fn a_worker_with_dealt_files() {
     }
 }
 
-/// Counts in a variable how often each example was used. Returns the counts and the number of epochs.
+/// Counts in a variable the number of times that each example was used. Returns the counts and the number of epochs.
 fn count(task: &Task, at: &At) -> Result<String> {
     let folder = task.folder.as_deref().expect("the job has a folder");
     let strategy = task.builder()?.build()?;
@@ -92,7 +91,7 @@ fn write_files(folder: &Path) {
     assert_eq!(next.next(), None);
 }
 
-/// Waits until any worker has made a step since then.
+/// Waits until any worker has made a step after the time `since`.
 fn wait_for_step(job: &mut Job, since: Duration) {
     job.wait_for_any(&[(0, STEP), (1, STEP), (2, STEP)], since);
 }
@@ -102,7 +101,7 @@ fn kill(job: &mut Job, worker: usize) {
     job.wait_for_exit(worker);
 }
 
-/// Returns the number of epochs and the counts of a line.
+/// Parses the number of epochs and the counts from a line.
 fn counted(line: &str) -> (u64, Vec<f32>) {
     let (epochs, counts) = line.split_once(COUNTED).unwrap().1.split_once(' ').unwrap();
     (epochs.parse().unwrap(), serde_json::from_str(counts).unwrap())

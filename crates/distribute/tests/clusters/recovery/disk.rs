@@ -1,5 +1,5 @@
 //! A full disk, simulated by a limit on the size of files. Writes then fail as on a full disk, but with another error
-//! number (EFBIG). If the folder is a small separate file system, it is really filled (ENOSPC).
+//! number (EFBIG). If the folder is a small separate file system, that file system is actually filled (ENOSPC).
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs::{self, File};
@@ -9,7 +9,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// An environment variable for folders in small file systems, which needs user namespaces.
+/// The environment variable that enables folders in small file systems, which need user namespaces.
 pub const TMPFS: &str = "DISTRIBUTE_TEST_TMPFS";
 
 /// The size of the file system: enough for some checkpoints of the small model.
@@ -23,7 +23,7 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Creates the disk of this worker. The chief's is a small file system on request.
+    /// Creates the disk of a worker. The chief's is a small file system if that is enabled.
     pub fn new(worker: usize, folder: Option<&Path>) -> Self {
         // A process that does not handle this signal is killed by it, as by `kill -9`.
         signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::new(AtomicBool::new(false))).unwrap();
@@ -45,7 +45,7 @@ impl Disk {
         assert_eq!(full.unwrap().kind(), std::io::ErrorKind::StorageFull);
     }
 
-    /// Makes space again.
+    /// Frees the space again.
     pub fn free(&self) {
         if self.filled {
             let _ = fs::remove_file(self.filler());
@@ -69,7 +69,7 @@ fn limit(bytes: Option<u64>) {
     setrlimit(Resource::Fsize, Rlimit { current: bytes.or(maximum), maximum }).unwrap();
 }
 
-/// Mounts a small file system on `folder` for the command, on request.
+/// Returns a command that first mounts a small file system on `folder`, if that is enabled.
 pub fn small(command: Command, folder: &Path) -> Command {
     if std::env::var_os(TMPFS).is_none() {
         return command;

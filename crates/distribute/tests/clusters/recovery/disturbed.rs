@@ -1,4 +1,4 @@
-//! Three processes that train, and the fault of a cell of the matrix.
+//! Three processes that train, with the fault of one cell of the matrix.
 
 use crate::recovery::cell::{Cell, Fault, When};
 use crate::recovery::disk::TMPFS;
@@ -15,7 +15,7 @@ use std::time::Duration;
 /// The time for which a worker is suspended.
 const STOPPED: Duration = Duration::from_secs(10);
 
-/// A running cell.
+/// A running cell of the matrix.
 pub struct Disturbed {
     cell: Cell,
     job: Job,
@@ -23,7 +23,7 @@ pub struct Disturbed {
 }
 
 impl Disturbed {
-    /// Starts all workers, and waits until they reach the location of the fault.
+    /// Starts all workers, and waits until they reach the point of the fault.
     pub fn start(cell: Cell, test: &'static str) -> Self {
         let mut job = Job::new(test);
         if cell.fault == Fault::Noticed {
@@ -61,7 +61,7 @@ impl Disturbed {
         }
     }
 
-    /// Lets the worker at a location continue, if it is still there.
+    /// Lets the worker that has stopped continue, if it still exists.
     fn go_on(&mut self) {
         let (stopped, _) = self.cell.stop_at();
         self.job.send(stopped, GO);
@@ -132,7 +132,7 @@ impl Disturbed {
         Figures { saved: Some(saved.at - fault), ..Figures::default() }
     }
 
-    /// Makes a save fail. Nothing else fails.
+    /// Fills the disk of the worker, so that a save of the chief fails. Nothing else fails.
     fn fill(&mut self) -> Figures {
         let worker = self.cell.worker;
         let fault = self.job.now();
@@ -161,7 +161,7 @@ impl Disturbed {
         Figures::default()
     }
 
-    /// Waits until all others have named the culprit. Returns the time that it took.
+    /// Waits until all other workers have named the culprit. Returns the time that this took.
     fn wait_for_detection(&mut self, fault: Duration) -> Duration {
         let (cell, mut last) = (self.cell, fault);
         let lost = (!cell.fault.is_of_link()).then_some(cell.worker);
@@ -175,7 +175,8 @@ impl Disturbed {
         last - fault
     }
 
-    /// Waits until all have made a step, or continue to the end if all steps have been made. Returns the time.
+    /// Waits until all workers have made a step, or continue to the end if all steps have been made. Returns the time
+    /// of the last one.
     fn next_step(&mut self, since: Duration) -> Duration {
         let ending = self.cell.when == When::ClosureEnds;
         let text = if ending { "the training resumes after step " } else { STEP };
@@ -184,7 +185,7 @@ impl Disturbed {
         making.map(|worker| self.job.wait_for_line(worker, text, since).at).max().unwrap()
     }
 
-    /// Waits for the end. The weights and checkpoints have to be those of a training without the fault.
+    /// Waits for the end. The weights and checkpoints must be those of a training without a fault.
     pub fn end(&mut self) {
         let cell = self.cell;
         let undisturbed = undisturbed(self.job.test());
@@ -205,7 +206,7 @@ impl Disturbed {
     }
 }
 
-/// Returns the weights of a training without a fault.
+/// Returns the checksum of the weights of a training without a fault.
 pub fn undisturbed(test: &'static str) -> String {
     static SHA256: OnceLock<String> = OnceLock::new();
     let train = || {

@@ -1,4 +1,4 @@
-//! Workers join and leave during one training: one, two, four and three of them.
+//! Workers that join and leave during one training, which has one, two, four and three of them.
 
 use candle_core::{Device, Tensor};
 use candle_nn::{Module, linear};
@@ -17,7 +17,7 @@ use std::time::Duration;
 const EPOCHS: u64 = 4;
 const STEPS: u64 = 5;
 const ROWS: i64 = 60;
-/// A multiple of all numbers of workers, which a function of datasets needs.
+/// A multiple of all numbers of workers, as a function that creates datasets requires.
 const BATCH: usize = 12;
 
 /// The kind of input.
@@ -31,7 +31,7 @@ enum Input {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum End {
     Fails,
-    /// A request to leave.
+    /// The worker leaves after a notice.
     Leaves,
 }
 
@@ -40,7 +40,7 @@ const TWO: u64 = 7;
 const FOUR: u64 = 10;
 const THREE: u64 = 16;
 
-/// The ids of each step, and the number of workers. Repeated steps have their last ids.
+/// The ids of each step, and the number of workers. A repeated step has the ids of its last repetition.
 type Steps = BTreeMap<u64, (Vec<i64>, usize)>;
 
 /// The replicas of a job.
@@ -60,7 +60,7 @@ struct Program<'a> {
     steps: &'a Mutex<Steps>,
     /// The way in which worker 1 leaves.
     end: End,
-    /// A channel that starts these workers.
+    /// A channel that starts the workers with the given positions.
     start: Sender<Vec<usize>>,
 }
 
@@ -167,7 +167,7 @@ impl Program<'_> {
         assert!(error.contains("; worker 2 is task worker 3 at 127.0.0.1:"), "{error}");
     }
 
-    /// Starts workers, and waits until they have joined.
+    /// Starts workers, and waits until they are waiting to join.
     fn come(&self, strategy: &Strategy, places: &[usize]) -> Result<()> {
         self.start.send(places.to_vec()).unwrap();
         let until = Deadline::after(Duration::from_secs(50));
@@ -180,7 +180,7 @@ impl Program<'_> {
     }
 }
 
-/// Trains with workers that join and leave. Returns the ids of each step with its number of workers, and the weights.
+/// Trains with workers that join and leave. Returns the ids and the number of workers of each step, and the weights.
 fn elastic(replicas: Replicas, input: Input, end: End) -> (Steps, Vec<f32>) {
     let reserved = Port::reserve();
     let port = reserved.number();
@@ -206,7 +206,7 @@ fn elastic(replicas: Replicas, input: Input, end: End) -> (Steps, Vec<f32>) {
     (steps.into_inner().unwrap(), weights[0].clone())
 }
 
-/// Returns the weights of a training on the number of replicas of one worker.
+/// Returns the weights of a training in one process with the given number of replicas.
 fn alone(replicas: usize, input: Input) -> Vec<f32> {
     let strategy = MirroredStrategy::cpus(replicas).unwrap();
     let model = strategy.replicate(|vb| linear(3, 2, vb.pp("fc"))).unwrap();

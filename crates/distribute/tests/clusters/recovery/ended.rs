@@ -1,4 +1,4 @@
-//! A worker that is lost after the training has ended: no worker waits for another longer than configured.
+//! A worker that is lost after the training has ended: no other worker waits for it longer than configured.
 
 use crate::recovery::disturbed::undisturbed;
 use crate::recovery::job::{Job, WORKERS};
@@ -68,7 +68,8 @@ fn a_late_worker_without_peers_gives_up_after_its_patience() {
     });
 }
 
-/// Worker 2 reports that it has finished. Worker 1 gets neither this message nor the news that worker 2 has exited.
+/// Checks worker 2 reporting that it has finished, while worker 1 gets neither this message nor the news that worker 2
+/// has exited.
 // INV-42
 #[test]
 fn a_worker_that_missed_the_end_is_notified_at_its_next_rendezvous() {

@@ -1,23 +1,23 @@
-//! The measured and the promised times until a fault is noticed and until the training continues.
+//! The measured and the guaranteed times until a fault is noticed and until the training continues.
 
 use crate::recovery::cell::Fault;
 use std::fmt;
 use std::time::Duration;
 
-/// The time until a fault is noticed that the system reports.
+/// The guaranteed time until a fault that the system reports is noticed.
 const RESET: Duration = Duration::from_millis(200);
-/// The time until a fault is noticed by missing heartbeats.
+/// The guaranteed time until a fault is noticed by missing heartbeats.
 const SILENCE: Duration = Duration::from_secs(3);
-/// The time after that until the next step, without the start of a process.
+/// The guaranteed time from there to the next step, without the start of a process.
 const NEXT_STEP: Duration = Duration::from_secs(5);
 
-/// The measured times.
+/// The times that were measured for a fault.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Figures {
-    /// The time from the fault to the error on the last of the others.
+    /// The time from the fault to the last error on another worker.
     pub noticed: Option<Duration>,
-    /// The time from the fault, or from its end if it is temporary, to the next step of all, without the start of a
-    /// process.
+    /// The time from the fault, or from its end if it is temporary, to the next step of all workers, without the start
+    /// of a process.
     pub next_step: Option<Duration>,
     /// The time that a process takes to start.
     pub start: Option<Duration>,
@@ -26,7 +26,7 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// Whether the times are at most the promised ones plus `slack`.
+    /// Returns whether the times exceed the guaranteed ones by at most `slack`.
     pub fn are_kept(&self, fault: Fault, slack: Duration) -> bool {
         let within =
             |took: Option<Duration>, promised: Duration| took.is_none_or(|took| took <= promised + slack);
@@ -47,7 +47,7 @@ impl Figures {
 }
 
 impl fmt::Display for Figures {
-    /// Writes in milliseconds the times until the fault is noticed, and until the next step.
+    /// Prints the times until the fault is noticed and until the next step, in milliseconds.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ms = |took: Duration| took.as_secs_f64() * 1e3;
         match *self {

@@ -1,4 +1,4 @@
-//! A worker is lost while another one, whose variables have drifted, receives the state of a third.
+//! The loss of a worker while another one, whose variables have drifted, receives the state of a third.
 
 use crate::recovery::program::Task;
 use crate::recovery::relay::through_relay;
@@ -26,7 +26,7 @@ impl<F: Fn()> Checkpointed for Saved<F> {
 /// The result of a worker: the checksum of its weights, and the number of times that the group has formed.
 type Trained = (String, u64);
 
-/// Trains, and changes a weight in the middle if `flips` is `true`. Calls `saving` when the state is saved.
+/// Trains. Changes a weight in the middle if `flips` is `true`, and calls `saving` when the state is saved.
 fn train(task: &Task, flips: bool, saving: impl Fn()) -> Result<Trained> {
     let strategy = task.builder()?.check_drift_every(1).build()?;
     let model = strategy.replicate(|vb| distribute::nn::linear(4, 3, vb.pp("fc")))?;
@@ -55,7 +55,7 @@ fn train(task: &Task, flips: bool, saving: impl Fn()) -> Result<Trained> {
     Ok((model.variables.sha256()?, training.generation()))
 }
 
-/// Trains on three workers. If a variable of worker 0 drifts, its link to worker 1 breaks when that worker sends its
+/// Trains on three workers. If a variable of worker 0 drifts, its link to worker 1 breaks when worker 1 sends its
 /// state.
 fn trained(drifts: bool) -> Vec<Result<Trained>> {
     watched(move || {

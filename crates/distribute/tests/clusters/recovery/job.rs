@@ -1,4 +1,4 @@
-//! The workers of a training as processes: started, disturbed, and read line by line.
+//! The workers of a training as processes, which are started, disturbed, and read line by line.
 
 use crate::recovery::disk;
 use crate::recovery::program::{Place, Task};
@@ -19,10 +19,10 @@ pub const WORKERS: usize = 3;
 /// The timeout for an expected line.
 const PATIENCE: Duration = Duration::from_secs(50);
 
-/// A line of a worker.
+/// A line that a worker has printed.
 #[derive(Clone, Debug)]
 pub struct Said {
-    /// The time at which it was read, since the start of the job.
+    /// The time at which the line was read, since the start of the job.
     pub at: Duration,
     pub worker: usize,
     pub line: String,
@@ -36,14 +36,14 @@ struct Process {
 
 /// The processes of a job, killed when dropped.
 pub struct Job {
-    /// The test that runs a worker in its own process.
+    /// The test that runs a worker in a separate process.
     test: &'static str,
     tasks: Vec<Task>,
     processes: Vec<Option<Process>>,
     clock: Stopwatch,
     say: Sender<Said>,
     said: Receiver<Said>,
-    /// All lines so far.
+    /// All lines that workers have printed so far.
     heard: Vec<Said>,
     folder: TempDir,
     /// The ports on which workers listen.
@@ -56,7 +56,7 @@ impl Job {
         Self::with_spares(test, 0)
     }
 
-    /// Creates a job without processes, with this number of spares next to the workers.
+    /// Creates a job without processes, with the given number of spares in addition to the workers.
     pub fn with_spares(test: &'static str, spares: usize) -> Self {
         let all = WORKERS + spares;
         let folder = tempfile::tempdir().unwrap();
@@ -80,7 +80,7 @@ impl Job {
         }
     }
 
-    /// Makes SIGTERM a notice to its workers.
+    /// Makes SIGTERM a notice to the job's workers.
     pub fn watching(mut self) -> Self {
         self.tasks.iter_mut().for_each(|task| task.watches = true);
         self
@@ -92,7 +92,7 @@ impl Job {
         self
     }
 
-    /// Makes the workers share this number of logical replicas, and continue soon without a lost worker.
+    /// Makes the workers share the given number of logical replicas, and continue after a second without a lost worker.
     pub fn logical(mut self, replicas: usize) -> Self {
         self.tasks.iter_mut().for_each(|task| {
             (task.logical, task.shrink_after) = (Some(replicas), Duration::from_secs(1));
@@ -100,19 +100,19 @@ impl Job {
         self
     }
 
-    /// Lets workers join and leave, down to this number.
+    /// Lets workers join and leave, down to the given minimum.
     pub fn elastic(mut self, least: usize) -> Self {
         self.tasks.iter_mut().for_each(|task| task.least = Some(least));
         self
     }
 
-    /// Lets the others continue soon without a lost worker.
+    /// Makes the others continue after a second without a lost worker.
     pub fn impatient(mut self) -> Self {
         self.tasks.iter_mut().for_each(|task| task.shrink_after = Duration::from_secs(1));
         self
     }
 
-    /// Routes the messages between the last worker and this one through a relay.
+    /// Routes the messages between the last worker and the given one through a relay.
     pub fn relay(&mut self, worker: usize) -> Relay {
         self.tasks.iter_mut().for_each(|task| task.sockets = true);
         if worker == 0 {
@@ -153,7 +153,7 @@ impl Job {
         }
     }
 
-    /// Starts a worker, which stops at this location.
+    /// Starts a worker, which stops at the given point.
     pub fn start(&mut self, worker: usize, stop_at: Option<Place>) {
         let life = Life { task: self.tasks[worker].clone(), stop_at };
         let command = child::command(self.test, &serde_json::to_string(&life).unwrap());
@@ -183,7 +183,7 @@ impl Job {
         kill_process(pid, signal).unwrap();
     }
 
-    /// Waits until a worker has been ended by a signal or an error.
+    /// Waits until a worker has exited because of a signal or an error.
     pub fn wait_for_exit(&mut self, worker: usize) {
         let status = self.process(worker).child.0.wait().unwrap();
         assert!(!status.success(), "worker {worker}: {status}\n{}", self.story());
@@ -195,12 +195,12 @@ impl Job {
         assert!(status.success(), "worker {worker}: {status}\n{}", self.story());
     }
 
-    /// Waits for the first line with this text from a worker since then, and returns it.
+    /// Waits for the first line of a worker after the time `since` that contains `text`, and returns it.
     pub fn wait_for_line(&mut self, worker: usize, text: &str, since: Duration) -> Said {
         self.wait_for_any(&[(worker, text)], since)
     }
 
-    /// Waits for the first line since then that has one of these texts from its worker, and returns it.
+    /// Waits for the first line after the time `since` that contains the text given for its worker, and returns it.
     pub fn wait_for_any(&mut self, lines: &[(usize, &str)], since: Duration) -> Said {
         let until = Deadline::after(PATIENCE);
         let mut next = 0;
@@ -221,14 +221,14 @@ impl Job {
         }
     }
 
-    /// Returns the lines of a worker so far that contain this text.
+    /// Returns the lines that a worker has printed so far and that contain `text`.
     pub fn lines(&mut self, worker: usize, text: &str) -> Vec<String> {
         self.heard.extend(self.said.try_iter());
         let of = |said: &&Said| said.worker == worker && said.line.contains(text);
         self.heard.iter().filter(of).map(|said| said.line.clone()).collect()
     }
 
-    /// Reads lines until then.
+    /// Reads lines until the time `then` since the start of the job.
     pub fn listen_until(&mut self, then: Duration) {
         let until = Deadline::after(then.saturating_sub(self.now()));
         while let Ok(said) = self.said.recv_timeout(until.remaining()) {
@@ -236,7 +236,7 @@ impl Job {
         }
     }
 
-    /// Returns all lines, except those about calls.
+    /// Returns all lines so far, except those about calls, for the message of a failed test.
     pub fn story(&mut self) -> String {
         self.heard.extend(self.said.try_iter());
         let line =

@@ -1,5 +1,5 @@
 //! SIGTERM to workers of a world that may shrink: they leave, and the others continue at once. If the others cannot
-//! continue, all save and exit.
+//! continue, all workers save and exit.
 
 use crate::recovery::disturbed::undisturbed;
 use crate::recovery::job::{Job, WORKERS};
@@ -10,11 +10,12 @@ use distribute_testing::watched;
 use rustix::process::Signal;
 use std::time::Duration;
 
-/// The time in which the others have to finish, while other tests run. They would wait longer for a lost worker.
+/// The time within which the others must finish while other tests run. For a lost worker, they would wait longer.
 const SOON: Duration = Duration::from_secs(15);
 
-/// Returns a job of which some workers get the notice while worker 2 is at this location. In a step, for example, all
-/// learn of all notices when the next step begins. Another worker may stop later.
+/// Returns a job in which the workers `told` get the notice while worker 2 is at the point `at`. In a step, for
+/// example, all workers receive all notices when the next step begins. `stops` is a later point at which another worker
+/// stops.
 fn job_with_notice(least: usize, told: &[usize], at: Place, stops: Option<(usize, Place)>) -> Job {
     let mut job = Job::new(WORKER).watching().elastic(least);
     for worker in 0..WORKERS {
@@ -65,7 +66,7 @@ fn a_worker_that_gets_a_notice_leaves_alone_and_may_return() {
     });
 }
 
-/// Checks that all save one checkpoint and exit, and resume from it when they are restarted.
+/// Checks that all workers save one checkpoint and exit, and resume from it when they are restarted.
 fn check_all_exit(least: usize, told: &'static [usize]) {
     watched(move || {
         let mut job = job_with_notice(least, told, Place::InStep, None);

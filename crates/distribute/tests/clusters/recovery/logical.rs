@@ -1,5 +1,5 @@
-//! Logical replicas in processes that are killed, restarted and started late, as a seed decides: the weights are always
-//! those of a training that nothing has disturbed.
+//! Logical replicas in processes that are killed, restarted and started late, as a seed decides. The weights are always
+//! those of an undisturbed training.
 
 use crate::recovery::job::{Job, WORKERS};
 use crate::recovery::matrix::WORKER;
@@ -10,11 +10,12 @@ use rustix::process::Signal;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// The number of random schedules, and the seed of the first.
+/// The environment variables with the number of random schedules and the seed of the first one.
 const SCHEDULES: &str = "DISTRIBUTE_TEST_SCHEDULES";
 const SEED: &str = "DISTRIBUTE_TEST_SEED";
 
-/// More than all workers, so that shares are uneven in worlds of two and of three.
+/// The number of logical replicas, which is greater than the number of workers, so that shares are uneven in worlds of
+/// two and of three.
 const REPLICAS: usize = 5;
 
 const TRAINED: &str = "trained ";
@@ -42,7 +43,7 @@ fn sha256(line: &str) -> String {
     line.split(' ').nth(1).unwrap().to_owned()
 }
 
-/// Returns the weights of a training of one worker, which nothing disturbs.
+/// Returns the weights of an undisturbed training with one worker.
 fn undisturbed() -> String {
     let mut job = job();
     job.start(0, None);
@@ -51,7 +52,7 @@ fn undisturbed() -> String {
     sha256(&line)
 }
 
-/// Waits until a worker is at this location, and returns whether it comes there before the training ends.
+/// Waits until a worker is at the given point or the training ends, and returns whether the worker reached the point.
 fn reaches(job: &mut Job, worker: usize, place: Place, since: Duration) -> bool {
     let there = format!("at {place:?}");
     job.wait_for_any(&[(worker, &there), (0, TRAINED)], since).worker == worker
@@ -62,8 +63,8 @@ fn kill(job: &mut Job, worker: usize) {
     job.wait_for_exit(worker);
 }
 
-/// Trains as a seed decides. Checks that all workers of the last world have the weights `expected`. Returns the numbers
-/// of workers of the first worker's worlds.
+/// Trains with the disturbances that a seed decides, and checks that all workers of the last world have the weights
+/// `expected`. Returns the number of workers of each world in which worker 0 was.
 fn disturbed(seed: u64, expected: &str) -> Vec<usize> {
     let (mut random, mut job) = (Random(seed), job());
     let (one, other) = if random.below(2) == 0 { (1, 2) } else { (2, 1) };
@@ -124,7 +125,7 @@ fn disturbed(seed: u64, expected: &str) -> Vec<usize> {
     worlds
 }
 
-/// Returns the numbers of workers of the worlds of the first worker.
+/// Returns the number of workers of each world in which worker 0 was.
 fn worlds(job: &mut Job) -> Vec<usize> {
     let workers = |line: String| {
         let of = line.split_once("worker 0 of ").and_then(|(_, rest)| rest.split(',').next()?.parse().ok());

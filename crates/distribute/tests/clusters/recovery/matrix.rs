@@ -1,5 +1,5 @@
-//! Every fault, of a worker and of the chief, during every operation. The remaining workers name the culprit in time,
-//! and the weights are those of a training without the fault.
+//! Every kind of fault, of a worker and of the chief, during every operation. The remaining workers name the culprit in
+//! time, and the weights are those of a training without the fault.
 //!
 //! `DISTRIBUTE_TEST_FIGURES=3 cargo test -p distribute --test clusters figures -- --nocapture` runs one cell after
 //! another, three times each. It checks their times, and prints the table of docs/clusters/recovery.md, which has the
@@ -15,16 +15,16 @@ use distribute_testing::{child, watched};
 use std::sync::Mutex;
 use std::time::Duration;
 
-/// The tolerance of times while cells and other tests run in parallel.
+/// The tolerance for times while cells and other tests run in parallel.
 const SLACK: Duration = Duration::from_secs(10);
 
 pub const WORKER: &str = "recovery::matrix::a_worker_in_a_separate_process";
 
-/// The cells of the table.
+/// The operations in the table of docs/clusters/recovery.md.
 const TABLE: [When; 5] =
     [When::BeforeFirstStep, When::InAllReduce, When::BetweenSteps, When::Saving, When::Recovering];
 
-/// A helper, not a test: the other tests run it in processes.
+/// Runs a worker in a process that another test starts. This is not a test itself.
 #[test]
 fn a_worker_in_a_separate_process() {
     if let Some(part) = child::part() {
@@ -32,12 +32,12 @@ fn a_worker_in_a_separate_process() {
     }
 }
 
-/// Returns the cells of this fault, of the chief and of another worker.
+/// Returns the cells of a fault of the chief and of another worker, for each of the operations `all`.
 fn of_each(fault: Fault, all: &[When]) -> Vec<Cell> {
     all.iter().flat_map(|when| [0, 2].map(|worker| Cell { fault, when: *when, worker })).collect()
 }
 
-/// Returns the cells whose fault is of the chief only, or of a worker.
+/// Returns the cells of a kind of fault in the table.
 fn cells(fault: Fault) -> Vec<Cell> {
     match fault {
         // Only the chief writes.
@@ -54,7 +54,7 @@ fn cells(fault: Fault) -> Vec<Cell> {
     }
 }
 
-/// Runs several cells at a time.
+/// Runs several cells in parallel.
 fn side_by_side(cells: Vec<Cell>, at_once: usize) {
     if child::part().is_some() {
         return;
@@ -130,7 +130,7 @@ fn no_room_for_a_checkpoint() {
     side_by_side(cells(Fault::DiskFull), 3);
 }
 
-/// Runs on request only, because it takes minutes and needs the machine for itself.
+/// Runs only on request, because it takes minutes and must be the only program on the machine.
 #[test]
 fn figures() {
     let Some(often) = std::env::var("DISTRIBUTE_TEST_FIGURES").ok().filter(|_| child::part().is_none())

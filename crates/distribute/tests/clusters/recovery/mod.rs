@@ -1,4 +1,5 @@
-//! A worker fails and another replaces it: the weights are those of a training without interruption (INV-42).
+//! Tests in which a worker fails and another replaces it: the weights are those of a training without interruption
+//! (INV-42).
 
 mod autoencoder;
 mod cell;

@@ -1,4 +1,4 @@
-//! Programs with other state: they update weights without an optimizer, or forget a component.
+//! Programs with other state than most: they update weights without an optimizer, or omit a variable from the state.
 
 use crate::recovery::program::{At, EPOCHS, Place, Task};
 use crate::recovery::threads::train;
@@ -8,7 +8,7 @@ use distribute_testing::watched;
 /// The way in which a program updates its weights.
 type Update = fn(&Strategy, &[Variable; 2], PerReplica<HostTensor>, &At, bool) -> Result<()>;
 
-/// Updates in the step, in a merge function, one variable after the other.
+/// Updates the weights in a merge function of the step, one variable after the other.
 fn in_the_step(
     strategy: &Strategy,
     weights: &[Variable; 2],
@@ -34,7 +34,7 @@ fn in_the_step(
     Ok(())
 }
 
-/// Updates between steps, from the results of the replicas.
+/// Updates the weights between steps, with the results of the replicas.
 fn between_steps(
     strategy: &Strategy,
     weights: &[Variable; 2],
@@ -57,7 +57,7 @@ fn between_steps(
     Ok(())
 }
 
-/// Returns a gradient that changes if it is applied twice.
+/// Returns a gradient that depends on the weight, so that applying it twice is detected.
 fn gradient(weight: &Variable, ids: &HostTensor) -> Result<f32> {
     let ids: f32 = ids.to_vec::<i64>()?.iter().map(|id| (*id as f32).sin()).sum();
     Ok(0.1 * ids * weight.read::<f32>()?)
@@ -121,7 +121,7 @@ fn manual_updates_between_steps_are_applied_once() {
     watched(|| same_weights(|task, at| without_optimizer(task, at, between_steps)));
 }
 
-/// Runs a program that does not save a variable. Returns the warning about it.
+/// Runs a program that omits a variable from its state. Returns the warning about that variable.
 fn forgetful(task: &Task, at: &At) -> Result<String> {
     let strategy = task.builder()?.check_drift_every(1).build()?;
     let make = |name| strategy.scope(|| Variable::new(name, 1f32));

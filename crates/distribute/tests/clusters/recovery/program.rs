@@ -1,4 +1,4 @@
-//! The program of each worker, and the locations at which one of them fails.
+//! The program of each worker, and the points at which one of them fails.
 
 use candle_core::{Device, Tensor};
 use candle_nn::{Module, linear};
@@ -24,17 +24,17 @@ use tracing::{Event, Metadata, Subscriber};
 pub const EPOCHS: u64 = 3;
 const STEPS: u64 = 4;
 
-/// The number of steps from one checkpoint to the next, if there are checkpoints.
+/// The number of steps between checkpoints, if there are any.
 const SAVE_EVERY: u64 = 3;
 
-/// A location in the training of a worker.
+/// A point in the training of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Place {
-    /// After it has joined and built its model, while the others wait for it.
+    /// After this worker has joined and built its model, while the others wait for it.
     Setup,
-    /// While it receives the state of another worker.
+    /// While this worker receives the state of another worker.
     TakingOver,
-    /// Before the first step of all.
+    /// Before the first step of the training.
     First,
     /// Between two steps.
     Between,
@@ -44,15 +44,15 @@ pub enum Place {
     AfterUpdate,
     /// After a step.
     Made,
-    /// The second checkpoint, on the chief: its tensors are written, its index is not.
+    /// During the second checkpoint, on the chief: its tensors have been written, but not its index.
     Saving,
-    /// A checkpoint in the background, on the chief: its tensors are copied, and the workers train.
+    /// During a checkpoint in the background, on the chief: its tensors have been copied, and the workers train.
     SavingInBackground,
     /// After a checkpoint that could not be saved.
     NotSaved,
     /// At the end of the last but one pass.
     AtEnd,
-    /// The last line of the closure.
+    /// At the last line of the closure.
     Ending,
     /// After the training.
     Ended,
@@ -63,7 +63,7 @@ impl Place {
         [Self::First, Self::Between, Self::InStep, Self::AfterUpdate, Self::AtEnd, Self::Ending];
 }
 
-/// A callback at each location. It may fail, or not return.
+/// A callback that is called at each point. It may fail, or not return.
 pub type At = Arc<dyn Fn(Place) -> Result<()> + Send + Sync>;
 
 /// A worker, and the addresses of the others.
@@ -73,7 +73,7 @@ pub struct Task {
     pub replicas: usize,
     /// The address of each worker.
     pub addresses: Vec<String>,
-    /// The address on which this worker listens, if it is not its address.
+    /// The address on which this worker listens, if it differs from the worker's address.
     pub listen: Option<String>,
     /// Whether messages use sockets only.
     pub sockets: bool,
@@ -83,23 +83,23 @@ pub struct Task {
     pub in_background: bool,
     /// Whether SIGTERM is a notice.
     pub watches: bool,
-    /// The number of logical replicas, which the workers share, if there are any.
+    /// The number of logical replicas that the workers share; `None` if there are none.
     pub logical: Option<usize>,
-    /// The time after which the others continue without a lost worker, if they may.
+    /// The time after which the others continue without a lost worker, in elastic training.
     pub shrink_after: Duration,
-    /// The least number of workers with which it continues, if not all are needed. In that case no worker is missed
-    /// before the test has ended.
+    /// The minimum number of workers; `None` if all are needed. In elastic training, a test must end before a missing
+    /// worker is given up.
     pub least: Option<usize>,
     /// The number of spares.
     pub spares: usize,
-    /// The time that it waits for the others when it starts.
+    /// The maximum time that this worker waits for the others when it starts.
     pub patience: Duration,
-    /// The name of its job, if it is not derived from the program.
+    /// The name of the job; `None` if it is derived from the program.
     pub job: Option<String>,
 }
 
 impl Task {
-    /// Returns one of this number of workers. The first is at this port.
+    /// Returns the task of one of `workers` workers. The first worker listens on `port`.
     pub fn new(worker: usize, workers: usize, port: u16) -> Self {
         let address = |rank: usize| format!("127.0.0.1:{}", if rank == 0 { port } else { 0 });
         Self {
@@ -153,13 +153,13 @@ impl Task {
 pub struct Trained {
     /// The checksum of the weights.
     pub sha256: String,
-    /// The number of rendezvous of the workers.
+    /// The number of times that the group has formed.
     pub generation: u64,
-    /// Whether it was preempted, with a checkpoint, because a worker received a notice.
+    /// Whether the worker saved a checkpoint and exited because of a notice.
     pub preempted: bool,
 }
 
-/// Runs a worker's program, from its start to its end.
+/// Runs a worker's program from its start to its end.
 pub fn program(task: &Task, at: &At) -> Result<Trained> {
     let strategy = task.builder()?.build()?;
     let preemption = task.watches.then(|| Preemption::watch(&strategy)).transpose()?;
@@ -250,7 +250,7 @@ pub fn program(task: &Task, at: &At) -> Result<Trained> {
     Ok(Trained { sha256: model.variables.sha256()?, generation: training.generation(), preempted })
 }
 
-/// Saves a checkpoint. Continues if some worker cannot save, in which case all get an error.
+/// Saves a checkpoint. Continues if a worker cannot save, in which case all workers get an error.
 fn save(save_one: impl FnOnce() -> Result<()>, chief: bool, second: bool, at: &At) -> Result<()> {
     let saved =
         if second { tracing::subscriber::with_default(Writing(at.clone()), save_one) } else { save_one() };
@@ -264,7 +264,7 @@ fn save(save_one: impl FnOnce() -> Result<()>, chief: bool, second: bool, at: &A
     }
 }
 
-/// A component whose location is reached when another worker takes over its state.
+/// A component that calls the callback when another worker receives its state.
 struct Taken {
     at: At,
     from_others: AtomicBool,
@@ -282,7 +282,7 @@ impl Checkpointed for Taken {
     }
 }
 
-/// A component that is copied after all others, at a location.
+/// A component that is copied after all others, and then calls the callback.
 struct Copied(Arc<dyn LiveTensors>);
 
 struct CopiedAt(At);
@@ -312,7 +312,7 @@ impl HeldTensors for &CopiedAt {
     }
 }
 
-/// A subscriber that reaches a location during a save, whose steps are spans.
+/// A `tracing` subscriber that calls the callback during a save, whose stages are spans.
 struct Writing(At);
 
 impl Subscriber for Writing {

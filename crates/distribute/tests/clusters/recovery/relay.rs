@@ -1,4 +1,4 @@
-//! A link between two workers that can break: their messages pass through this relay.
+//! A relay on the link between two workers, with which the link can be broken.
 
 use crate::recovery::program::Task;
 use distribute_testing::Port;
@@ -7,10 +7,11 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// The least number of bytes read at once in which a bit is flipped. They are part of a large message.
+/// The minimum number of bytes, read at once, in which a bit is flipped. Reads of this size are part of a large
+/// message.
 const LARGE: usize = 16 << 10;
 
-/// Calls `work` for each of some workers, on a thread of its own. Worker 1 reaches the first one through a relay.
+/// Calls `work` on a separate thread for each worker. Worker 1 connects to worker 0 through a relay.
 pub fn through_relay<T: Send>(workers: usize, work: impl Fn(&Task, &Relay) -> T + Sync) -> Vec<T> {
     let port = Port::reserve();
     let relay = Relay::to(port.address());
@@ -29,24 +30,24 @@ pub fn through_relay<T: Send>(workers: usize, work: impl Fn(&Task, &Relay) -> T 
     })
 }
 
-/// A relay that forwards messages to its address, and the answers.
+/// A relay that forwards messages to an address, and the responses back.
 pub struct Relay {
     pub address: SocketAddr,
     open: Arc<Mutex<Vec<Pair>>>,
-    /// The number of bits that are still to flip.
+    /// The number of bits that remain to be flipped.
     flips: Arc<AtomicUsize>,
 }
 
-/// Both sides of a connection.
+/// The two sides of a connection through the relay.
 struct Pair {
     sides: [TcpStream; 2],
-    /// Whether messages from this side are dropped.
+    /// Whether messages from each side are dropped.
     silent: [Arc<AtomicBool>; 2],
     flips: Arc<AtomicUsize>,
 }
 
 impl Relay {
-    /// Creates a relay to this address. It closes connections while no process listens there.
+    /// Creates a relay to an address. It closes connections while no process listens there.
     pub fn to(address: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let own = listener.local_addr().unwrap();
@@ -63,17 +64,18 @@ impl Relay {
         relay
     }
 
-    /// Closes all connections. New connections are forwarded.
+    /// Closes all connections. Connections that are made later are forwarded.
     pub fn close(&self) {
         self.open.lock().unwrap().drain(..).for_each(|pair| pair.close());
     }
 
-    /// Flips a bit in each of this number of large messages, from now on.
+    /// Flips a bit in each of the next `number` large messages.
     pub fn flip_bits(&self, number: usize) {
         self.flips.store(number, Ordering::SeqCst);
     }
 
-    /// Drops all further messages of existing connections without closing them. New connections are forwarded.
+    /// Drops all further messages of existing connections without closing them. Connections that are made later are
+    /// forwarded.
     pub fn fall_silent(&self) {
         self.lose(&[0, 1]);
     }
@@ -90,7 +92,7 @@ impl Relay {
     }
 }
 
-/// Subtracts one, unless the number is 0. Returns whether it did.
+/// Subtracts one from the number unless it is 0. Returns whether it was not 0.
 fn take_one(number: &AtomicUsize) -> bool {
     number.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |number| number.checked_sub(1)).is_ok()
 }

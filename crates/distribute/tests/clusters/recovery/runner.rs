@@ -15,7 +15,7 @@ use std::time::Duration;
 
 const WORKER: &str = "recovery::runner::a_worker_in_a_separate_process";
 
-/// A helper, not a test: the other test runs it in processes.
+/// Runs a worker in a process that another test starts. This is not a test itself.
 #[test]
 fn a_worker_in_a_separate_process() {
     if let Some(part) = child::part() {
@@ -27,7 +27,7 @@ fn printed(outcome: &Outcome) -> String {
     format!("trained {outcome:?}")
 }
 
-/// The steps and the bits of both losses and of the rate of each epoch, and the weights.
+/// The steps, the bits of both losses and the rate of each epoch, and the checksum of the weights.
 type Outcome = (Vec<(usize, u64, Option<u64>, u64)>, String);
 
 fn points(count: usize) -> Dataset<Tensor> {
@@ -35,8 +35,8 @@ fn points(count: usize) -> Dataset<Tensor> {
     Dataset::from_slices(points.reshape((count, 2)).unwrap()).unwrap()
 }
 
-/// Runs three epochs of four steps, with validations of the averages of the weights. The rate is halved after the
-/// second and third epoch.
+/// Runs three epochs of four steps, with validations of the averaged weights. The rate is halved after the second and
+/// third epoch.
 fn program(task: &Task, at: &At) -> Result<Outcome> {
     let strategy = task.builder()?.build()?;
     let model = strategy.replicate(|vb| linear(2, 1, vb.pp("fc")))?;

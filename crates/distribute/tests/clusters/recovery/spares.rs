@@ -1,8 +1,8 @@
-//! Three workers and spares: a spare takes the place of a worker that is killed, and the weights are those of a
-//! training without interruption.
+//! Three workers and spares: a spare replaces a worker that is killed, and the weights are those of a training without
+//! interruption.
 //!
 //! `DISTRIBUTE_TEST_KILLS=100 cargo test -p distribute --test clusters recovery::spares::kills -- --nocapture` kills
-//! this number of workers, and prints the times of docs/clusters/recovery.md.
+//! 100 workers, and prints the times of docs/clusters/recovery.md.
 
 use crate::recovery::disturbed::undisturbed;
 use crate::recovery::job::{Job, WORKERS};
@@ -26,7 +26,7 @@ const WAITS: &str = "waits as a spare";
 const TAKES_PART: &str = "a spare that takes part from now on, as generation ";
 const UNUSED: &str = "was not needed";
 
-/// A helper, not a test: the other tests run it in processes.
+/// Runs a worker in a process that another test starts. This is not a test itself.
 #[test]
 fn a_worker_in_a_separate_process() {
     if let Some(part) = child::part() {
@@ -51,7 +51,7 @@ fn in_parent(test: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Starts a job with a spare, which waits when this returns. A worker has stopped at a location.
+/// Starts a job with a spare. Returns when the spare waits and a worker has stopped at the given point.
 fn start(stop_at: (usize, Place)) -> Job {
     let mut job = Job::with_spares(WORKER, 1);
     job.start_all(Some(stop_at));
@@ -65,8 +65,8 @@ fn kill(job: &mut Job, worker: usize) {
     job.wait_for_exit(worker);
 }
 
-/// Waits until these tasks have ended with the weights of a training without interruption, after this number of
-/// rendezvous.
+/// Waits until these tasks have exited with the weights of a training without interruption, in the given generation of
+/// the group.
 fn end(mut job: Job, members: &[usize], generation: u64) {
     let undisturbed = undisturbed(matrix::WORKER);
     for worker in members {
@@ -81,7 +81,8 @@ fn unused(job: &mut Job, spare: usize) {
     job.wait_until_ended(spare);
 }
 
-/// Kills a worker at a location. The spare has built its model before, and takes its place.
+/// Kills `worker` while a worker has stopped at the given point. Checks that the spare, which has already built its
+/// model, replaces it.
 fn killed_at(stop_at: (usize, Place), worker: usize) {
     watched(move || {
         let mut job = start(stop_at);

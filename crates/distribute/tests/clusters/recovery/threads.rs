@@ -1,4 +1,4 @@
-//! Workers that are threads, linked by sockets like processes. A lost worker ends with an error and starts again.
+//! Workers that are threads, linked by sockets like processes. A lost worker returns an error and starts again.
 
 use crate::recovery::program::{At, Place, Task, Trained, program};
 use distribute::Error;
@@ -6,7 +6,8 @@ use distribute_testing::{Port, watched};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Returns the result of `program` on each worker. One worker is lost at a location, once, and starts again.
+/// Runs `program` on each worker, and returns the results. One worker is lost once, at the given point, and starts
+/// again.
 pub fn train<T: Send + 'static>(
     workers: usize,
     replicas: usize,
@@ -16,7 +17,7 @@ pub fn train<T: Send + 'static>(
     train_while(workers, replicas, fault, program, |_| ())
 }
 
-/// Does the same, and calls `lost` before the lost worker starts again.
+/// Acts like [`train`], and calls `lost` before the lost worker starts again.
 fn train_while<T: Send + 'static>(
     workers: usize,
     replicas: usize,

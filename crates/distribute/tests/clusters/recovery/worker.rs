@@ -1,4 +1,4 @@
-//! A worker in its own process. It reports its actions on standard error, one per line, and follows instructions from
+//! A worker in a separate process. It reports its actions on standard error, one per line, and reads instructions from
 //! standard input.
 
 use crate::recovery::disk::Disk;
@@ -11,23 +11,23 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// The instructions for a process.
+/// The task of a worker's process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Life {
     pub task: Task,
-    /// The location at which it reports and waits until it may continue.
+    /// The point at which the worker reports and waits until it may continue.
     pub stop_at: Option<Place>,
 }
 
 /// The instruction to continue.
 pub const GO: &str = "go";
-/// The instruction that the disk is full, until a checkpoint could not be saved.
+/// The instruction to fill the disk until a checkpoint could not be saved.
 pub const FULL: &str = "full";
 
-/// The report after each step.
+/// The line that a worker prints after each step.
 pub const STEP: &str = "made a step";
 
-/// Runs the process with a program, and reports its result.
+/// Runs `program` in this process, and reports its result.
 pub fn live(part: &str, program: impl FnOnce(&Task, &At) -> Result<String>) {
     eprintln!("started");
     let Life { task, stop_at } = serde_json::from_str(part).unwrap();
@@ -54,7 +54,7 @@ pub fn live(part: &str, program: impl FnOnce(&Task, &At) -> Result<String>) {
     eprintln!("{}", program(&task, &at).unwrap_or_else(|error| panic!("{error}")));
 }
 
-/// Returns the result of the program that most tests run.
+/// Runs the program that most tests use, and returns its result as text.
 pub fn trained(task: &Task, at: &At) -> Result<String> {
     let trained = program(task, at)?;
     Ok(if trained.preempted {
@@ -64,12 +64,12 @@ pub fn trained(task: &Task, at: &At) -> Result<String> {
     })
 }
 
-/// Waits until the test says so. The test's watchdog is faster.
+/// Waits for the instruction to continue. The test's watchdog has a shorter limit.
 fn wait(gone: &Receiver<()>) {
     gone.recv_timeout(Duration::from_secs(100)).unwrap();
 }
 
-/// Follows instructions on a thread.
+/// Starts a thread that follows instructions.
 fn listen(go: Sender<()>, disk: Arc<Disk>) {
     std::thread::spawn(move || {
         for line in stdin().lock().lines().map_while(std::result::Result::ok) {

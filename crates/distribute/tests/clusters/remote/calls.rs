@@ -1,4 +1,4 @@
-//! Calls: arguments, results, and the properties of its worker that a function can see.
+//! Calls: arguments, results, and the properties of the worker that a function can read.
 
 use crate::remote::support::{
     Worker, call_of, context, making, resource, value, worker, worker_with, workers_of,
@@ -38,7 +38,7 @@ fn count(
     Ok((text, counter.0.fetch_add(by, Ordering::Relaxed) + by))
 }
 
-/// Fails with an error of candle, which becomes one of this crate.
+/// Fails with an error of candle, which is converted to one of this crate.
 #[distribute::remote]
 fn of_candle(_worker: &WorkerContext) -> candle_core::Result<f32> {
     candle_core::Tensor::new(&[1f32, 2.], &candle_core::Device::Cpu)?.sum_all()?.to_scalar()

@@ -1,4 +1,4 @@
-//! Datasets of workers, and the positions at which they continue.
+//! Datasets of workers, and the positions from which they resume.
 
 use crate::remote::support::{
     Worker, call_of, context, making, resource, value, worker, worker_with, workers_of,
@@ -11,13 +11,13 @@ use distribute::{Dataset, Error, HostTensor, InputOptions, ParameterServerStrate
 use distribute_coordinator::{Call, Failure, FailureKind, ResourceId};
 use distribute_testing::watched;
 
-/// Returns batches of two of this count of numbers, in an order that each pass shuffles again.
+/// Returns the numbers below `count` in batches of two. Each pass has a different order.
 #[distribute::remote]
 fn numbers(_worker: &WorkerContext, count: i64) -> Result<Dataset<HostTensor>> {
     Ok(Dataset::range(count).shuffle(10, 42).batch(2))
 }
 
-/// Returns every n-th number for each worker.
+/// Returns the n-th part of the numbers for worker n.
 #[distribute::remote]
 fn part(worker: &WorkerContext) -> Result<DistributedDataset<HostTensor>> {
     let input = worker.input_context();
@@ -61,7 +61,7 @@ fn all(worker: &Worker) -> Vec<Vec<Vec<i64>>> {
     .collect()
 }
 
-/// Returns the position of a worker's dataset, if it has moved.
+/// Returns the position of a worker's dataset; `None` if it has not changed.
 fn moved(worker: &Worker) -> Option<Bytes> {
     let positions = worker.0.positions();
     assert!(positions.iter().all(|(id, _)| *id == ResourceId(1)) && positions.len() <= 1);
@@ -275,7 +275,7 @@ fn cc_11_values_that_are_no_worker_datasets_are_refused() {
     });
 }
 
-/// Sums a dataset that calls read completely.
+/// Sums a dataset that every call reads completely.
 #[distribute::remote]
 fn total(worker: &WorkerContext, data: &Dataset<HostTensor>) -> Result<i64> {
     let mut sum = 0;
@@ -300,7 +300,7 @@ fn a_dataset_can_be_kept_as_a_value() {
     });
 }
 
-/// Batches that a caller takes one by one end in the same way as those of calls.
+/// Checks that batches that a function takes one by one end in the same way as those of calls.
 #[test]
 fn the_end_is_an_error_or_none() {
     #[distribute::remote]

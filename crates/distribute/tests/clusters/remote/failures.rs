@@ -1,4 +1,4 @@
-//! The results of functions that fail.
+//! Failures of functions, as the coordinator receives them.
 
 use crate::parameter_servers::channels::logged;
 use crate::remote::support::{
@@ -43,7 +43,7 @@ fn unsent(_worker: &WorkerContext) -> Result<Unsent> {
     Ok(Unsent)
 }
 
-/// A value whose codec panics when it is sent, and when it arrives.
+/// A value whose encoding and decoding panic.
 struct Unsent;
 
 impl serde::Serialize for Unsent {
@@ -149,7 +149,7 @@ fn lock_cancellation(cancellation: Option<Cancellation>) {
     *WITHIN.lock().unwrap() = cancellation;
 }
 
-/// Fails as if the coordinator had cancelled the call in the meantime.
+/// Fails as if the coordinator had cancelled the call while it ran.
 #[distribute::remote]
 fn cancelled_within(worker: &WorkerContext) -> Result<()> {
     WITHIN.lock().unwrap().take().unwrap().cancel();
@@ -214,7 +214,7 @@ fn a_scheduled_function_that_creates_a_variable_fails_at_once_with_advice() {
     });
 }
 
-/// It was once waited for twice: to find it, and to check that it is the right one.
+/// Checks that the variable is awaited only once: earlier, it was awaited to find it, and again to check it.
 #[test]
 fn a_variable_that_is_never_created_is_awaited_until_the_timeout() {
     watched(|| {

@@ -1,4 +1,4 @@
-//! Remote functions on their workers, without a coordinator: calls as a worker receives them. Test names contain the
+//! Remote functions on workers without a coordinator, called as a coordinator would call them. Test names contain the
 //! numbers of the rules.
 
 mod calls;

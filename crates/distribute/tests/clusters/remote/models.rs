@@ -1,4 +1,4 @@
-//! Models that workers keep: the process that their variables belong to, and the messages of a step.
+//! Models that workers keep: the location of their variables, and the messages of a step.
 
 use crate::parameter_servers::channels::logged;
 use crate::remote::support::{call_of, context, making, resource, value, worker_with, workers_of};
@@ -15,7 +15,7 @@ use distribute_ps_tables::Request;
 use distribute_testing::watched;
 use std::time::Duration;
 
-/// One weight and its optimizer.
+/// A model of one weight, with its optimizer.
 struct Model {
     net: Replicated<Tensor>,
     optimizer: Optimizer<rules::Sgd>,
@@ -32,7 +32,7 @@ fn build(worker: &WorkerContext) -> Result<Model> {
     Ok(Model { net, optimizer })
 }
 
-/// Returns the loss of a batch of numbers, of which each replica has a part.
+/// Returns the loss of some rows of a batch.
 fn loss(w: &Tensor, rows: &[f32]) -> Result<Tensor> {
     let rows = Tensor::new(rows, &Device::Cpu)?.reshape((rows.len(), 1))?;
     Ok(rows.broadcast_mul(&w.sqr()?.reshape((1, 3))?)?.sum(1)?.mean_all()?)
@@ -125,7 +125,7 @@ fn another(worker: &WorkerContext) -> Result<Replicated<Tensor>> {
     worker.strategy().replicate(|vb: VarBuilder| vb.get_with_hints(1, "other", Init::Const(1.)))
 }
 
-/// A model of one replica, as candle's users write it.
+/// A model for one replica, as users of candle write it.
 struct Plain {
     w: Tensor,
     optimizer: Optimizer<rules::Sgd>,

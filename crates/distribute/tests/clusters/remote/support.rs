@@ -25,7 +25,7 @@ pub fn worker() -> Worker {
     workers_of(&on_cluster(1, 2)).remove(0)
 }
 
-/// Returns the only worker of a cluster with these settings.
+/// Returns the only worker of a cluster, with the given settings.
 pub fn worker_with(builder: ParameterServerStrategyBuilder) -> Worker {
     let cluster = LocalCluster::new(1, 2).unwrap();
     let builder = builder.cluster_resolver(cluster.resolver_of(Job::Worker.task(0)));
@@ -34,7 +34,7 @@ pub fn worker_with(builder: ParameterServerStrategyBuilder) -> Worker {
 
 pub struct Worker(pub Arc<dyn Executor>);
 
-/// Returns the context of a call without options.
+/// Returns the context of a call that may not create variables.
 pub fn context() -> CallContext {
     CallContext::new(None, false, Cancellation::default())
 }

@@ -12,7 +12,8 @@ use distribute::{
 use distribute_testing::watched;
 
 // INV-20
-/// COLO-2, COLO-4: a model is placed with the given variable, unsharded like a variable, and trains like any other.
+/// Checks that a model is placed with the given variable, unsharded like a variable, and trains like any other (COLO-2,
+/// COLO-4).
 #[test]
 fn colo_2_a_model_colocated_with_a_variable_has_its_devices_and_is_unsharded() {
     let check = |strategy: &Strategy| {
@@ -66,8 +67,8 @@ fn colo_2_a_model_colocated_with_a_variable_has_its_devices_and_is_unsharded() {
     watched(move || drop(everywhere(check)));
 }
 
-/// A model is on the server of the other variable: its layers, and a table of ids. There are 3 servers, and variables
-/// have 5 shards.
+/// Checks that a model is on the server of the other variable, including its layers and a table of ids. There are 3
+/// servers, and variables have 5 shards.
 #[test]
 fn colo_4_a_model_colocated_with_a_variable_on_servers_is_on_its_server() {
     watched(|| {

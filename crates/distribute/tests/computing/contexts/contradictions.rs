@@ -1,11 +1,11 @@
-//! Custom strategies that contradict themselves: refused when they are created, or when they are first used.
+//! Custom strategies that contradict themselves: they are rejected when they are created or first used.
 
 use distribute::strategy::{DeviceName, Replicas, StrategyExtended};
 use distribute::{Error, ReduceOp, Result, Strategy};
 use distribute_collective::group::{Group, Links, local};
 use distribute_testing::watched;
 
-/// A mistake that an author may make.
+/// A mistake that the author of a strategy may make.
 #[derive(Clone, Copy, Debug)]
 enum Wrong {
     Nothing,

@@ -134,7 +134,7 @@ fn run_3_a_composite_tensor_reaches_its_replica_as_one_value() {
     });
 }
 
-/// ITER-11: TensorFlow splits ragged batches by rows.
+/// Checks that a ragged batch is an error (ITER-11). TensorFlow splits it by rows.
 #[test]
 fn iter_11_a_batch_whose_leaves_differ_in_rows_is_refused_when_it_is_split() {
     let batches = Dataset::from_items([Ragged::new(&[&[1], &[], &[2, 3]])]);
@@ -175,7 +175,8 @@ fn local_3_each_worker_has_the_results_of_its_replicas() {
     });
 }
 
-/// LOCAL-1: TensorFlow returns a variable's components, here each replica's view of it.
+/// Checks that each result of a variable is the variable itself (LOCAL-1). TensorFlow returns the variable's
+/// components.
 #[test]
 fn local_1_each_result_of_a_variable_is_the_variable_itself() {
     watched(|| {
@@ -249,7 +250,7 @@ fn red_3_and_red_4_the_documents_batch_of_eight_over_two_replicas() {
     });
 }
 
-/// The mean of six examples. One replica has four of them and the other has two.
+/// Checks the mean of six examples, of which one replica has four and the other two.
 #[test]
 fn red_5_means_of_replicas_weigh_examples_differently_and_an_axis_does_not() {
     watched(|| {

@@ -102,7 +102,7 @@ fn ga_5_empty_components_are_fine() {
     watched(move || drop(everywhere(check)));
 }
 
-/// Over several workers it is a value of each.
+/// Checks a plain value. With several workers, each worker has one.
 #[test]
 fn ga_6_a_plain_value_comes_back_as_it_is() {
     let check = |strategy: &Strategy| {

@@ -1,4 +1,4 @@
-//! Merging of the results of replicas into one distributed value.
+//! Merging the results of replicas into one distributed value.
 
 use crate::contexts::{each, everywhere, floats, mirrored, of_all, one_device, tensor};
 use distribute::tensor::{DType as HostDType, Leaf, Tree};
@@ -42,7 +42,7 @@ fn merge_1_to_3_lists_tuples_and_maps_keep_their_structure() {
     });
 }
 
-/// A struct of plain values, which has no `Clone`.
+/// A struct of plain values, which does not implement `Clone`.
 #[derive(Debug, PartialEq, Nest)]
 struct Rates {
     rate: f32,

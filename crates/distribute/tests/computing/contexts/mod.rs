@@ -43,7 +43,7 @@ fn servers(count: usize) -> Strategy {
     on_cluster(1, count).into()
 }
 
-/// Creates a variable with one copy, on this device.
+/// Creates a variable with a single copy, on the given device.
 fn on_one(strategy: &Strategy, device: &str, name: &str) -> Result<Variable> {
     strategy.scope(|| strategy.colocate_vars_with(device, || Variable::new(name, 10f32)))
 }
@@ -52,7 +52,7 @@ fn bits(tensor: &Tensor) -> Vec<u32> {
     tensor.to_vec1::<f32>().unwrap().into_iter().map(f32::to_bits).collect()
 }
 
-/// Returns the id of one of two replicas.
+/// Returns the id of the replica that calls this.
 fn id() -> usize {
     get_replica_context().unwrap().replica_id_in_sync_group()
 }
@@ -65,7 +65,7 @@ fn is_mixed<T: std::fmt::Debug>(result: Result<T>) -> bool {
     matches!(result.unwrap_err().root_cause(), Error::MixedStrategies { .. })
 }
 
-/// Returns the gradient at x of `loss(ctx, x)` on each replica of this worker, for `x(id)`.
+/// Returns the gradient of `loss(ctx, x)` with respect to x on each replica of this worker. x is `x(id)`.
 fn gradients(
     strategy: &Strategy,
     x: impl Fn(usize) -> Vec<f32> + Sync,
@@ -78,12 +78,12 @@ fn gradients(
     })
 }
 
-/// Whether there is more than one replica, on any worker.
+/// Returns whether there are several replicas, on any worker.
 fn has_others(strategy: &Strategy) -> bool {
     strategy.num_replicas_in_sync() > 1
 }
 
-/// Returns how an error names all replicas but the first, or the first of them in one process.
+/// Returns the text with which an error names all replicas except the first; in one process, only replica 1.
 fn others(strategy: &Strategy) -> &'static str {
     match strategy.num_replicas_in_sync() {
         4 if strategy.world().is_multi_worker() => "replicas 1, 2 and 3",

@@ -247,7 +247,7 @@ fn scope_9_operations_enter_the_scope_automatically() {
     watched(move || drop(everywhere(check)));
 }
 
-/// The loops of `Model.fit`, `evaluate` and `predict` are written out, and need no scope.
+/// Checks the loops of `Model.fit`, `evaluate` and `predict`, which programs write themselves and which need no scope.
 #[test]
 fn scope_9_fit_evaluate_and_predict_give_the_same_in_a_scope_and_without() {
     let check = |strategy: &Strategy| {

@@ -71,7 +71,7 @@ fn shard_3_thirteen_ids_over_five_shards_are_in_order_and_the_first_have_one_mor
     assert_eq!(ids, [vec![0, 1, 2], vec![3, 4, 5], vec![6, 7, 8], vec![9, 10], vec![11, 12]]);
 }
 
-/// There are at most as many shards as servers, and each is on a different server.
+/// Checks that there are at most as many shards as servers, and that each shard is on a different server.
 #[test]
 fn part_3_by_least_size_each_server_has_one_shard_at_most() {
     let strategy = with(3, MinSizePartitioner::new(256 << 10, 3).unwrap());
@@ -87,7 +87,7 @@ fn part_3_by_least_size_each_server_has_one_shard_at_most() {
 
 // What is known of the cluster
 
-/// A strategy whose author names the resolver of its cluster.
+/// A custom strategy with the resolver of its cluster.
 #[derive(Debug)]
 struct Found([DeviceName; 1], Option<TfConfigClusterResolver>);
 
@@ -123,7 +123,7 @@ fn str_5_the_resolver_comes_from_the_strategy_and_has_the_task() {
 
 // Input over workers
 
-/// The data of the workers differs only in the seed if it is endless.
+/// Checks that infinite datasets of workers differ only in the seed.
 #[test]
 fn fn_1_workers_of_a_dataset_without_end_differ_in_their_seeds_alone() {
     watched(|| {
@@ -149,7 +149,8 @@ fn fn_1_workers_of_a_dataset_without_end_differ_in_their_seeds_alone() {
     });
 }
 
-/// AS-8: TensorFlow warns in both cases. Data in memory costs nothing to read.
+/// Checks the warning that all workers read all data (AS-8). TensorFlow also warns about data in memory, which costs
+/// nothing to read.
 #[test]
 fn as_8_that_every_worker_reads_everything_is_warned_of_where_it_reads_files() {
     let two = Layout { workers: 2, replicas: 1 };

@@ -64,7 +64,7 @@ fn op_4_a_mean_divides_truly_so_that_of_integers_is_a_float() {
     watched(move || drop(everywhere(check)));
 }
 
-/// Checks every path that reduces, and every number of replicas.
+/// Checks every function that reduces, with every number of replicas.
 #[test]
 fn op_4_a_mean_of_integers_does_not_wrap_on_any_path() {
     fn all_ways(strategy: &Strategy, leaf: &Leaf) -> Result<Vec<Leaf>> {
@@ -117,7 +117,7 @@ fn op_4_a_mean_of_integers_does_not_wrap_on_any_path() {
     });
 }
 
-/// One replica refuses the same reductions as several, and a MEAN is a float on one replica as well.
+/// Checks that one replica rejects the same reductions as several, and that a MEAN is a float on one replica as well.
 #[test]
 fn op_3_and_op_4_one_replica_reduces_as_two_do() {
     let check = |strategy: &Strategy| {
@@ -146,7 +146,7 @@ fn op_3_and_op_4_one_replica_reduces_as_two_do() {
     });
 }
 
-/// An ON_READ variable's copies, with any aggregation (RED-9).
+/// Checks the copies of an ON_READ variable with any aggregation (RED-9).
 #[test]
 fn op_4_a_mean_of_an_integer_variables_copies_does_not_wrap() {
     let check = |strategy: &Strategy| {
@@ -200,7 +200,7 @@ fn four(id: usize) -> Vec<f32> {
     (0..4).map(|at| (4 * id + at) as f32).collect()
 }
 
-/// Returns as many elements as the id and 1, which are all different.
+/// Returns `id` + 1 different elements.
 fn uneven(id: usize) -> Vec<f32> {
     (0..=id).map(|at| (4 * id + at) as f32).collect()
 }
@@ -306,7 +306,7 @@ fn red_7_with_an_axis_a_plain_value_counts_once_for_every_replica() {
     watched(move || drop(everywhere(check)));
 }
 
-/// RED-13: over several workers it is a value of each.
+/// Checks a plain value. With several workers, each worker has one (RED-13).
 #[test]
 fn red_8_without_axis_a_plain_value_has_a_mean_but_no_sum() {
     let check = |strategy: &Strategy| {

@@ -47,10 +47,11 @@ fn rctx_4_device_returns_the_name_of_this_replicas_device() {
     });
 }
 
-/// `tf.device`: a closure computes on the devices of its tensors. A model's variables are on the replica's device.
+/// Checks `tf.device`: a closure computes on the devices of its tensors, and a model's variables are on the replica's
+/// device.
 #[test]
 fn rctx_4_operations_run_where_their_tensors_are_and_variables_are_on_the_replicas_device() {
-    /// A strategy whose second replica has a device that is not here.
+    /// A strategy whose second replica has a device that does not exist.
     #[derive(Debug)]
     struct Mixed;
     impl StrategyExtended for Mixed {

@@ -1,4 +1,4 @@
-//! The method `run`: arguments and context of each replica, and its errors.
+//! The method `run`: the arguments and the context of each replica, and its errors.
 
 use crate::contexts::{
     each, everywhere, floats, is_wrong_context, mirrored, of_all, one_device, per_replica, tensor,

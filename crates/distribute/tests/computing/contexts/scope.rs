@@ -166,7 +166,8 @@ fn scope_9_models_optimizers_metrics_datasets_and_steps_are_made_inside_or_outsi
     watched(move || drop(everywhere(check)));
 }
 
-/// Saving is possible inside or outside a scope. Loading happens in the scope of the strategy that continues.
+/// Checks that a checkpoint can be saved inside and outside a scope, and is loaded in the scope of the strategy that
+/// continues.
 #[test]
 fn ckpt_1_a_checkpoint_saved_in_one_scope_is_loaded_in_another() {
     watched(|| {
@@ -207,8 +208,8 @@ fn ckpt_1_a_checkpoint_saved_in_one_scope_is_loaded_in_another() {
     });
 }
 
-/// Variables are not created lazily. An open checkpoint gives later variables their values when they are created, and
-/// slots that no step has created are restored like others.
+/// Checks variables that are created after a checkpoint was opened, which get their values from it, and slots that no
+/// step has created.
 #[test]
 fn scope_9_an_open_checkpoint_restores_variables_that_are_created_later() {
     watched(|| {

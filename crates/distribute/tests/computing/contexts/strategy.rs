@@ -64,7 +64,7 @@ fn one_1_worker_devices_run_replicas_and_parameter_devices_have_variables() {
 
 // reduce_to, batch_reduce_to
 
-/// Returns a tensor of each replica whose sum depends on the order.
+/// Returns a tensor for each replica. The sum of the tensors depends on the order of additions.
 fn uneven(strategy: &Strategy, turn: usize) -> PerReplica<Tensor> {
     let value = |id: usize| tensor(&[0.1 * 7f32.powi((id + turn) as i32), 1. / (id + 3) as f32]);
     strategy.distribute_values_from_function(|ctx| Ok(value(ctx.replica_id_in_sync_group))).unwrap()
@@ -96,8 +96,8 @@ fn rto_4_a_batch_is_bit_identical_to_its_single_calls() {
     });
 }
 
-/// Tensors of candle, host tensors and numbers are reduced to a variable, to its devices, to all parameter devices,
-/// and to each device by name.
+/// Checks that candle tensors, host tensors and numbers are reduced to a variable, to its devices, to all parameter
+/// devices, and to each device by name.
 #[test]
 fn rto_1_values_of_any_kind_are_reduced_to_the_devices_of_variables() {
     watched(|| {

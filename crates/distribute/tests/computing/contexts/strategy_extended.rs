@@ -1,4 +1,4 @@
-//! Statements of the page of StrategyExtended before its members that no other test checks as strictly.
+//! Statements of the page of StrategyExtended about the strategy itself that no other test checks as strictly.
 
 use crate::contexts::{bits, central, everywhere, mirrored, on_one, per_replica, tensor};
 use candle_core::{DType, Tensor};
@@ -85,7 +85,7 @@ fn dv_1_a_replica_reads_any_variable_any_number_of_times_alone() {
 #[test]
 fn ctx_2_a_layer_can_query_its_context_and_aggregate_with_it() {
     watched(|| {
-        /// A model that centres its input over all replicas, if there are any.
+        /// A model that subtracts the mean over all replicas from its input.
         struct Centre(Tensor);
         impl Centre {
             fn new(vb: VarBuilder) -> Result<Self> {

@@ -1,4 +1,4 @@
-//! Error texts: they name the owner of a value and the wrong argument, and repeat nothing.
+//! Error messages: they name the strategy of a value and the wrong argument, and contain no repetition.
 
 use crate::contexts::{mirrored, one_device, per_replica};
 use candle_core::{Device, Tensor};
@@ -15,7 +15,7 @@ fn assert_message(error: &Error, texts: &[&str]) {
     }
 }
 
-/// Makes one step of an optimizer that may belong to another strategy, and returns the error.
+/// Makes a step with an optimizer that may belong to another strategy, and returns the error.
 fn step(of_run: &Strategy, of_optimizer: &Strategy) -> Error {
     let model = of_run.replicate(|vb| linear(1, 1, vb.pp("fc"))).unwrap();
     let other = of_optimizer.replicate(|vb| linear(1, 1, vb.pp("fc"))).unwrap();

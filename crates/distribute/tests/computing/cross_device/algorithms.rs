@@ -1,4 +1,4 @@
-//! Checks that all algorithms give the same bits.
+//! Checks that the results of all algorithms are bit-identical.
 
 use crate::cross_device::{mirrored, rows, with_ops};
 use crate::everywhere::{each, everywhere, of_all};
@@ -8,7 +8,7 @@ use distribute::tensor::Leaf;
 use distribute::{HostTensor, PerReplica, ReduceOp, Strategy};
 use distribute_testing::watched;
 
-/// Returns strategies with every algorithm, and with the default one.
+/// Returns strategies with each algorithm and with the default one.
 fn strategies(replicas: usize) -> Vec<Strategy> {
     let last = DeviceName::cpu(replicas - 1);
     let mut all = vec![
@@ -21,7 +21,7 @@ fn strategies(replicas: usize) -> Vec<Strategy> {
     all
 }
 
-/// Returns numbers whose sum depends on the order.
+/// Returns numbers of a replica. The sum over replicas depends on the order of additions.
 fn numbers(replica: usize, len: usize) -> Vec<f64> {
     let number = |at: usize| ((at * 7919 + replica * 104_729) % 1009) as f64 / 3.;
     (0..len).map(|at| number(at) * [1e-3, 1., 1e4][(at + replica) % 3]).collect()
@@ -50,7 +50,7 @@ pub fn hosts(leaves: &[Leaf]) -> Vec<HostTensor> {
     leaves.iter().map(|leaf| leaf.to_host().unwrap()).collect()
 }
 
-/// Checks that a strategy reduces [`leaves`] in the one order of sums, in each way to reduce.
+/// Checks that every function of a strategy that reduces sums [`leaves`] in the fixed order.
 fn check_order(strategy: &Strategy) {
     let all = of_all(strategy, leaves);
     let local = each(strategy, leaves);

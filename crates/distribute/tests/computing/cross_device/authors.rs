@@ -12,7 +12,7 @@ use distribute_testing::watched;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// An algorithm that reduces correctly until it is told to fail.
+/// An algorithm that reduces correctly until a test makes it fail.
 #[derive(Debug, Default)]
 struct Faulty {
     too_few: bool,
@@ -138,7 +138,7 @@ fn an_algorithm_that_fails_fails_on_every_replica_and_the_next_call_works() {
     });
 }
 
-/// A custom strategy that only sets how it communicates.
+/// A custom strategy that only defines how values are combined.
 #[derive(Debug)]
 struct Own(Vec<DeviceName>, Faulty);
 
@@ -235,11 +235,11 @@ fn red_2_the_result_of_reduce_is_on_the_host() {
     });
 }
 
-/// A strategy that runs steps, or refuses to, and counts them.
+/// A strategy that runs steps or rejects them, and counts them.
 #[derive(Debug)]
 struct Runner {
     devices: [DeviceName; 2],
-    /// The numbers of the requested steps.
+    /// The sequence numbers of the requested steps.
     steps: Arc<Mutex<Vec<u64>>>,
     runs: bool,
 }

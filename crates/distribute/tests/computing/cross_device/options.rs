@@ -1,4 +1,4 @@
-//! Options of the complete strategy, and of one call.
+//! Options of a strategy, and of a single call.
 
 use super::algorithms::hosts;
 use crate::cross_device::{mirrored, per_replica};
@@ -88,7 +88,7 @@ fn co_4_replicas_that_pack_differently_are_named() {
     });
 }
 
-/// Returns the error of two replicas if the second makes its call after the first has timed out.
+/// Returns the error of a step with two replicas, of which the second makes its call after the first has timed out.
 fn error_of_straggler(strategy: &Strategy, call: impl Fn(&ReplicaContext) -> Result<f32> + Sync) -> Error {
     let (tell, wait) = mpsc::channel();
     let (tell, wait) = (Mutex::new(tell), Mutex::new(wait));

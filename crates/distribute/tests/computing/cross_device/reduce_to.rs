@@ -81,7 +81,7 @@ fn rto_3_values_are_never_broadcast_and_the_replica_that_differs_is_named() {
     watched(move || drop(everywhere(check)));
 }
 
-/// Returns 1, 2, … of the replicas.
+/// Returns the id of a replica plus 1.
 fn one_more(id: usize) -> f32 {
     1. + id as f32
 }
@@ -104,7 +104,7 @@ fn rto_4_results_are_in_the_order_of_the_pairs_and_no_pair_gives_none() {
     watched(move || drop(everywhere(check)));
 }
 
-/// RED-13: over several workers it is a value of each.
+/// Checks a plain value. With several workers, each worker has one (RED-13).
 #[test]
 fn rto_4_a_value_that_is_not_distributed_has_a_mean_but_no_sum() {
     let check = |strategy: &Strategy| {

@@ -1,4 +1,4 @@
-//! The matrix of strategies, for tests of rules that the documents state for all of them.
+//! Strategies of all kinds, for tests of rules that the documents state for all of them.
 
 use crate::support::cluster::{Cluster, is_task};
 use distribute::cluster::resolver::ClusterResolver;
@@ -44,17 +44,17 @@ pub fn everywhere<O: Send + 'static>(check: impl Fn(&Strategy) -> O + Sync) -> V
     all
 }
 
-/// Returns a value for each replica of this worker, computed from its id among the replicas of all workers.
+/// Returns a value for each replica of this worker, computed from the replica's global id.
 pub fn each<T>(strategy: &Strategy, value: impl Fn(usize) -> T) -> PerReplica<T> {
     strategy.distribute_values_from_function(|ctx| Ok(value(ctx.replica_id_in_sync_group))).unwrap()
 }
 
-/// Returns what [`each`] gives the replicas of all workers.
+/// Returns the values that [`each`] returns on all workers together.
 pub fn of_all<T>(strategy: &Strategy, value: impl FnMut(usize) -> T) -> Vec<T> {
     (0..strategy.num_replicas_in_sync()).map(value).collect()
 }
 
-/// Creates a strategy with variables on servers, in this number of shards.
+/// Creates a strategy with variables on servers, in the given number of shards.
 fn on_servers(cluster: impl ClusterResolver + 'static, replicas: usize, shards: usize) -> Strategy {
     let builder = ParameterServerStrategy::builder().cluster_resolver(cluster);
     let builder = builder.devices(["cpu:0", "cpu:1"].into_iter().take(replicas));

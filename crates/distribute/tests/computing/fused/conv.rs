@@ -5,7 +5,7 @@ use candle_core::{DType, Device, Module, Result, Tensor};
 use distribute::nn::{Conv2d, Conv2dConfig};
 use proptest::prelude::*;
 
-/// Computes the definition: each weight of the kernel times the elements under it.
+/// Computes a convolution by its definition: the sum over the weights of the kernel, each times the elements under it.
 fn plain(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, config: &Conv2dConfig) -> Result<Tensor> {
     let (_, _, height, width) = x.dims4()?;
     let (outputs, channels, k_height, k_width) = weight.dims4()?;

@@ -11,7 +11,7 @@ use distribute_testing::watched;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Creates two layers. The second one's backward runs first.
+/// Creates two layers. The backward pass of the second one runs first.
 fn two(vb: VarBuilder<'_>) -> Result<[nn::Linear; 2]> {
     let vb = vb.to_dtype(DType::F64);
     Ok([nn::linear(3, 4, vb.pp("a"))?, nn::linear(4, 2, vb.pp("b"))?])
@@ -28,7 +28,7 @@ fn assert_equal(a: &[Tensor], b: &[Tensor]) {
     );
 }
 
-/// An operation without effect, whose backward fails while the flag is set.
+/// An operation that returns its argument, and whose backward pass fails while the flag is set.
 struct Fails(Arc<AtomicBool>);
 
 impl CustomOp1 for Fails {
@@ -144,8 +144,8 @@ fn outside_minimize_gradients_are_candles() {
     });
 }
 
-/// Returns a loss of ids and a table. The table is an embedding's. On some replicas it is also the weight of a fast
-/// layer, a bag's table or an operand of candle's.
+/// Returns a loss that depends on a table, which is the table of an embedding. Depending on `uses`, it is also the
+/// weight of a layer, the table of a bag or an operand of candle's.
 fn of_table(table: &Tensor, ids: &Tensor, uses: usize) -> Result<Tensor> {
     let rows = nn::Embedding::new(table.clone(), 3).forward(ids)?;
     let mut y = match uses % 2 {

@@ -18,7 +18,8 @@ fn softmax(x: &Tensor) -> Result<Tensor> {
     powers.broadcast_div(&powers.sum_keepdim(D::Minus1)?)
 }
 
-/// Computes candle's rope with operations that have gradients. It takes one table for all examples.
+/// Computes candle's rope with operations that have gradients. These operations support only one table for all
+/// examples, so examples with separate tables are computed one by one.
 fn plain_rope(name: &str, x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     if cos.rank() == 3 {
         let example = |i| plain_rope(name, &x.narrow(0, i, 1)?, &cos.get(i)?, &sin.get(i)?);
@@ -70,7 +71,7 @@ impl Mask {
     }
 }
 
-/// Computes attention in the way in which models write it.
+/// Computes attention with candle's operations, as models do.
 fn plain_sdpa(t: &[Tensor], mask: Option<&Tensor>, causal: bool, scale: f32, cap: f64) -> Result<Tensor> {
     let (q, k, v) = (&t[0], &t[1], &t[2]);
     let each = q.dim(1)? / k.dim(1)?;

@@ -1,4 +1,4 @@
-//! Losses in one pass compared with candle_nn's.
+//! Fused losses, compared with candle_nn's.
 
 use crate::fused::{Lies, assert_same, flat, numbers, results};
 use candle_core::{DType, Device, Result, Tensor, Var};

@@ -13,7 +13,7 @@ mod training;
 use crate::support::flat;
 use candle_core::{D, DType, Device, Result, Tensor, Var};
 
-/// Returns numbers between -1 and 1 without a pattern, different for each seed.
+/// Returns numbers between -1 and 1 without a visible pattern, which depend on the seed.
 fn numbers(shape: &[usize], dtype: DType, seed: usize) -> Tensor {
     let n: usize = shape.iter().product();
     let values: Vec<f64> = (0..n).map(|i| ((i * 7919 + seed * 104_729 + 13) as f64 * 0.618).sin()).collect();
@@ -29,7 +29,7 @@ enum Lies {
     Inside,
 }
 
-/// Returns a variable, and a function that returns the tensor of these values from it.
+/// Returns a variable, and a function that returns a view of it with the values of `tensor` in the given layout.
 fn with_layout(tensor: &Tensor, lies: Lies) -> (Var, impl Fn(&Var) -> Tensor) {
     let (rank, last) = (tensor.rank(), tensor.dim(D::Minus1).unwrap_or(0));
     let stored = match lies {
@@ -45,8 +45,8 @@ fn with_layout(tensor: &Tensor, lies: Lies) -> (Var, impl Fn(&Var) -> Tensor) {
     (Var::from_tensor(&stored).unwrap(), view)
 }
 
-/// Returns the result of `layer` on these tensors, and the gradients of all, under a loss in which each element has
-/// another weight.
+/// Returns the result of `layer` for the inputs, and the gradients of the inputs, for a loss in which each element has
+/// a different weight.
 fn results(inputs: &[(Tensor, Lies)], layer: impl Fn(&[Tensor]) -> Result<Tensor>) -> Result<Vec<Tensor>> {
     let lying: Vec<_> = inputs.iter().map(|(tensor, lies)| with_layout(tensor, *lies)).collect();
     let seen: Vec<Tensor> = lying.iter().map(|(var, view)| view(var)).collect();
@@ -57,7 +57,7 @@ fn results(inputs: &[(Tensor, Lies)], layer: impl Fn(&[Tensor]) -> Result<Tensor
     [Ok(out.detach())].into_iter().chain(gradients).collect()
 }
 
-/// Returns the largest difference of results of a dtype, relative to their size.
+/// Returns the maximum difference of results of a dtype, relative to their size.
 fn limit(dtype: DType) -> f64 {
     if dtype == DType::F64 { 1e-12 } else { 1e-5 }
 }

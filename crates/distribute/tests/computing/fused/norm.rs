@@ -5,7 +5,7 @@ use candle_core::{D, DType, Device, Module, Result, Tensor};
 use distribute::nn::{LayerNorm, RmsNorm};
 use proptest::prelude::*;
 
-/// Computes the definition.
+/// Computes the norm by its definition.
 fn plain(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, remove_mean: bool, eps: f64) -> Result<Tensor> {
     let size = x.dim(D::Minus1)? as f64;
     let x = if remove_mean { x.broadcast_sub(&(x.sum_keepdim(D::Minus1)? / size)?)? } else { x.clone() };

@@ -1,5 +1,5 @@
-//! Checks that models of fast layers train to the weights of models of candle's: plain, tied, scaled and frozen
-//! weights, and layers that are used twice, with every kind of step.
+//! Checks that models of fast layers train to the same weights as models of candle's layers: with plain, tied, scaled
+//! and frozen weights, and with layers that are used twice, in every kind of step.
 
 use crate::fused::{assert_same, numbers};
 use candle_core::{D, DType, Device, Module, Result, Tensor};
@@ -11,7 +11,7 @@ use distribute_testing::watched;
 
 const CLASSES: usize = 5;
 
-/// The weights by name, and the layers that use them.
+/// A model of named weights and the layers that use them.
 struct Net {
     fast: bool,
     kernel: Tensor,
@@ -113,7 +113,7 @@ impl Net {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum How {
     Minimize,
-    /// Two micro-batches: 1 example, and the others.
+    /// Two micro-batches: one with 1 example, and one with the others.
     Each,
     Before,
     After,
@@ -123,7 +123,7 @@ enum How {
     Half,
 }
 
-/// Trains for three steps with these rows on each replica. A replica without rows skips the step. Returns losses and
+/// Trains for three steps; replica r has `rows[r]` rows. A replica without rows skips the step. Returns losses and
 /// weights.
 fn train<R: Rule>(fast: bool, rows: &'static [usize], how: How, dtype: DType, rule: R) -> Vec<Tensor> {
     let strategy: Strategy = MirroredStrategy::cpus(rows.len()).unwrap();

@@ -1,4 +1,4 @@
-//! `apply_gradients`: its result, its refusals, and the learning rate of its steps.
+//! `apply_gradients`: its results, its errors, and the learning rate of its steps.
 
 use crate::gradients::{COUNTS, bits, loss, mirrored, model, numbers, one_weight, reduced};
 use candle_core::{DType, Device, Tensor};

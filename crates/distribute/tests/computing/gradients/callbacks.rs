@@ -1,4 +1,4 @@
-//! Code of users that a step calls: schedules, and closures that change gradients.
+//! User code that a step calls: schedules, and closures that change gradients.
 
 use crate::gradients::{mirrored, one_weight, vector};
 use distribute::optimizer::rules::Adam;
@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 type Shared = Arc<OnceLock<Optimizer<Adam>>>;
 
-/// Creates an optimizer with one weight, which its own closure can access.
+/// Creates an optimizer of one weight, which the optimizer's own closures can access through the cell.
 fn shared(
     strategy: &Strategy,
     prepare: impl Fn(Optimizer<Adam>, Shared) -> Result<Optimizer<Adam>>,
@@ -21,7 +21,7 @@ fn shared(
     (model, cell)
 }
 
-/// Returns the error of a step on each replica, or an empty text for a success.
+/// Makes a step, and returns the message of the error on each replica; an empty message for a success.
 fn step(strategy: &Strategy, optimizer: &Shared) -> Vec<String> {
     let said = strategy.run((), |ctx, ()| {
         let optimizer = optimizer.get().unwrap();

@@ -54,7 +54,7 @@ fn one_weight(strategy: &Strategy, shape: impl Into<candle_core::Shape>) -> Repl
     strategy.replicate(build).unwrap()
 }
 
-/// Returns the reduced gradient: the amount that plain descent with rate 1 subtracts from weights of 0 in one step.
+/// Returns the reduced gradient: the amount that gradient descent with rate 1 subtracts from weights of 0 in one step.
 fn reduced(
     n: usize,
     prepare: impl Fn(Optimizer<Sgd>) -> Result<Optimizer<Sgd>>,

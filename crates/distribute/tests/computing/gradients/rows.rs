@@ -12,7 +12,8 @@ use distribute::{HostTensor, Optimizer, ReduceOp};
 use distribute_testing::watched;
 use proptest::prelude::*;
 
-/// The contribution of one replica for a table: row numbers with a value for each, nothing, or a dense gradient.
+/// The contribution of one replica to the gradient of a table: row indices with a value for each, nothing, or a dense
+/// gradient.
 #[derive(Clone, Debug)]
 pub(crate) enum Brought {
     Nothing,
@@ -29,7 +30,7 @@ fn value(seed: usize) -> f32 {
 }
 
 impl Brought {
-    /// Returns a value for each element of this number of rows.
+    /// Returns a value for each element of the given number of rows.
     pub(crate) fn values(rows: usize, seed: usize) -> Vec<f32> {
         (0..rows * WIDTH).map(|i| value(seed + i)).collect()
     }
@@ -168,7 +169,8 @@ proptest! {
     }
 }
 
-/// The rule of sparse gradients in the oracle: only rows that are present change, in the variable and in all slots.
+/// Checks the rule of sparse gradients in the oracle: only rows that are present change, in the variable and in all
+/// slots.
 #[test]
 fn only_rows_of_the_gradient_change_in_the_table_and_its_slots() {
     fn check<R: Rule + Clone>(rule: &R) {

@@ -9,7 +9,7 @@ use distribute_ps_tables::{Initializer, Push, RowPartition, Table};
 use distribute_testing::watched;
 use std::sync::Arc;
 
-/// Returns the table and its slots after the same steps, kept in shards.
+/// Returns the table and its slots after the given steps, if they are stored in shards.
 fn train_shards<R: Rule + Clone>(rule: &R, steps: &[Brought], shards: usize) -> Vec<f64> {
     let cut = RowPartition::div(HEIGHT, shards);
     // As the model draws it.

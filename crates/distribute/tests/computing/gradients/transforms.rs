@@ -1,4 +1,4 @@
-//! Transforms: their effect, and the time when they run.
+//! Transforms: their effects, and when they run.
 
 use crate::gradients::{COUNTS, mirrored, model, numbers, one_weight, reduced, vector};
 use candle_core::{Device, Tensor};

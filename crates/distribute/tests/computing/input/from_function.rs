@@ -66,7 +66,7 @@ fn fn_2_replicas_without_remaining_data_get_empty_batches() {
     assert_eq!(data.element_spec().unwrap().values()[1].describe(&ToString::to_string), "int64 [?]");
 }
 
-/// ITER-2: a scalar has no empty form.
+/// Checks scalars, of which no empty batch can be made (ITER-2).
 #[test]
 fn iter_2_scalars_for_fewer_than_all_replicas_are_an_error() {
     let data = mirrored(2).distribute_datasets_from_function(|_| Ok(Dataset::range(3))).unwrap();

@@ -131,7 +131,7 @@ fn a_position_of_another_dataset_is_refused_and_changes_nothing() {
     assert_eq!(data.position(), before);
 }
 
-/// `experimental_run`: each call takes a step of the iterator and passes it to the closure.
+/// Checks the equivalent of `experimental_run`: each call takes a step of the iterator and passes it to the closure.
 #[test]
 fn run_13_a_step_takes_the_next_batch_of_an_iterator_in_replica_context() {
     distribute_testing::watched(|| {
@@ -152,7 +152,8 @@ fn run_13_a_step_takes_the_next_batch_of_an_iterator_in_replica_context() {
     });
 }
 
-/// `experimental_run_steps_on_iterator`: several steps are a loop, and the result of the last one is kept.
+/// Checks the equivalent of `experimental_run_steps_on_iterator`: several steps are a loop, and the result of the last
+/// one is kept.
 #[test]
 fn run_13_several_steps_are_a_loop_over_the_dataset() {
     distribute_testing::watched(|| {

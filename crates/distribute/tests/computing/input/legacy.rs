@@ -1,4 +1,4 @@
-//! TensorFlow's older names.
+//! TensorFlow's older names for input.
 
 use crate::input::{ids, mirrored};
 use distribute::data::Dataset;
@@ -22,7 +22,7 @@ fn leg_1_and_leg_4_a_dataset_iterator_splits_global_batches_and_restarts() {
     }
 }
 
-/// The first initialization begins the first epoch, in its order.
+/// Checks that the first initialization begins the first epoch, in its order.
 // LEG-4
 #[test]
 fn leg_4_the_first_initialization_skips_no_epoch() {
@@ -49,7 +49,7 @@ fn leg_4_the_first_initialization_skips_no_epoch() {
     assert_eq!(of_epochs(inputs)[0], expected[1]);
 }
 
-/// LEG-2: TensorFlow's graph mode loses the fifth.
+/// Checks the last batch (LEG-2). TensorFlow's graph mode loses the fifth element.
 #[test]
 fn leg_2_the_last_batch_is_not_lost() {
     let mut inputs = mirrored(2).make_dataset_iterator(Dataset::range(5).batch(4)).unwrap();

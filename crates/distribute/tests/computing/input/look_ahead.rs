@@ -19,12 +19,12 @@ fn nothing(_: &HostTensor) -> Result<()> {
     Ok(())
 }
 
-/// Returns the `[step][replica]` ids of a pass that takes each step early.
+/// Returns the ids of a pass that takes each step early, by step and replica.
 fn early_steps(data: &DistributedDataset<HostTensor>) -> Vec<Vec<Vec<i64>>> {
     data.iter().look_ahead(nothing).map(ids).collect()
 }
 
-/// Each batch is seen before the previous step is yielded.
+/// Checks that the closure gets each batch before the previous step is yielded.
 #[test]
 fn batches_are_seen_one_step_early() {
     let (data, seen) = (data(), RefCell::new(Vec::new()));
@@ -45,7 +45,7 @@ fn batches_are_seen_one_step_early() {
     assert_eq!(early_steps(&data), steps(&other));
 }
 
-/// A step that was taken early and not yielded is in no position, so a resumed pass takes it again.
+/// Checks that a step that was taken early but not yielded is not part of a position, so a resumed pass takes it again.
 // INV-103
 #[test]
 fn a_step_that_was_not_yielded_is_taken_again() {
@@ -71,7 +71,7 @@ fn a_step_that_was_not_yielded_is_taken_again() {
     }
 }
 
-/// After a failed step, a dataset begins with the batch that is not in the weights.
+/// Checks that after a failed step, a dataset continues with the batch that is not in the weights.
 // INV-103
 #[test]
 fn a_failed_step_is_repeated() {
@@ -104,7 +104,7 @@ fn a_failed_step_is_repeated() {
     });
 }
 
-/// Errors are returned in place of their own steps, after the steps before them.
+/// Checks that an error is returned in place of its own step, after the steps before it.
 #[test]
 fn errors_are_in_the_place_of_their_steps() {
     let fails = |id: i64| if id == 9 { Err("no nine") } else { Ok(id) };

@@ -1,4 +1,4 @@
-//! Datasets over replicas. Test names contain the numbers of the rules.
+//! Datasets that are distributed over replicas. Test names contain the numbers of the rules.
 
 mod from_function;
 mod iteration;
@@ -22,7 +22,7 @@ fn ids(step: Result<PerReplica<HostTensor>>) -> Vec<Vec<i64>> {
     step.unwrap().into_iter().map(|piece| piece.to_vec().unwrap()).collect()
 }
 
-/// Returns the `[step][replica]` ids of a pass.
+/// Returns the ids of a pass, by step and replica.
 fn steps(data: &DistributedDataset<HostTensor>) -> Vec<Vec<Vec<i64>>> {
     data.iter().map(ids).collect()
 }
@@ -45,7 +45,7 @@ fn candle_tensors_are_sliced_shuffled_batched_and_split() {
     assert_eq!(seen, [0, 1, 2, 3, 4]);
 }
 
-/// DIST-1, DIST-11: all properties of a dataset.
+/// Checks the specs of batches for all properties of a dataset (DIST-1, DIST-11).
 #[test]
 fn dist_11_the_specs_of_batches_are_available_before_the_first() {
     let spec = |strategy: &Strategy, data: Dataset<HostTensor>| {
@@ -67,7 +67,7 @@ fn dist_11_the_specs_of_batches_are_available_before_the_first() {
     assert!(mirrored(2).distribute_dataset(fails).unwrap().element_spec().is_none());
 }
 
-/// DIST-7: a replica gets every row once, and the last batch is split like the others.
+/// Checks that exactly one replica gets each row, and that the last batch is split like the others (DIST-7).
 #[test]
 fn dist_7_batches_are_split_over_the_replicas() {
     let cut = |replicas, n, batch| {

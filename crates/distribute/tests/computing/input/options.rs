@@ -1,4 +1,4 @@
-//! Options: their defaults, combinations that are refused, and refusals of a strategy.
+//! Options: their defaults, combinations that are errors, and options that a strategy does not support.
 
 use crate::input::{central, everywhere, mirrored, one_device, steps};
 use candle_core::{Device, Tensor};
@@ -36,7 +36,7 @@ fn in_3_the_defaults() {
     assert_eq!(InputOptions::default(), expected);
 }
 
-/// Replicas on a device that is not here: transfers to it fail with an error.
+/// A strategy of replicas on devices that do not exist, so transfers to them fail.
 #[derive(Debug)]
 struct Elsewhere([DeviceName; 2]);
 
@@ -209,7 +209,7 @@ fn in_9_every_strategy_accepts_options() {
     assert_eq!(steps(&data), [[[0, 1]], [[2, 3]]]);
 }
 
-/// ITER-3: an option decides about a last step for which not all replicas have data.
+/// Checks the option for a last step for which not all replicas have data (ITER-3).
 #[test]
 fn iter_3_uneven_ends_are_padded_dropped_or_stop_all() {
     let run = |uneven_ends| {

@@ -21,7 +21,7 @@ struct Training {
     model: Replicated<Linear>,
     optimizer: Adam,
     batches: DistributedDataset<(Tensor, Tensor)>,
-    /// The ids of the examples that were used in this epoch.
+    /// The ids of the examples that have been used in this epoch.
     seen: Vec<u32>,
 }
 
@@ -45,7 +45,7 @@ impl Training {
             .part("input", &self.batches)
     }
 
-    /// Trains to the end of a pass, and calls `after` after each step.
+    /// Trains until the end of a pass, and calls `after` after each step.
     fn train(&mut self, mut after: impl FnMut(&Self)) {
         for batch in self.batches.iter() {
             let batch = batch.unwrap();
@@ -72,7 +72,7 @@ impl Training {
     }
 }
 
-/// An environment variable of the process that is killed: the folder of its checkpoints.
+/// The environment variable with the folder of checkpoints, for the process that is killed.
 const FOLDER: &str = "DISTRIBUTE_TEST_KILLED";
 
 /// Runs in the process that is killed: saves after each step, reports it, and waits until its parent lets it continue.
@@ -98,7 +98,7 @@ impl Drop for Killed {
     }
 }
 
-/// Lets a process train `steps` steps, and kills it.
+/// Lets a process train `steps` steps, and then kills it.
 fn kill_after(steps: usize, folder: &Path) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "input::resume::killed_process", "--nocapture"]).env(FOLDER, folder);

@@ -1,4 +1,4 @@
-//! Batch-norm over the global batch (pains 23).
+//! Batch norm over the global batch (pains 23).
 
 use super::{assert_close, flat, mirrored, numbers, one_device};
 use candle_core::{DType, Device, Module, ModuleT, Tensor, Var};
@@ -8,7 +8,7 @@ use distribute::nn::{BatchNorm, batch_norm, loss};
 use distribute::{Error, Replicated, Sgd, Strategy};
 use distribute_testing::watched;
 
-/// A trait of the two layers, for use in one model.
+/// A trait that both layers implement, so that one model can use either.
 trait Norm: ModuleT + Send + Sync + Sized + 'static {
     fn build(channels: usize, config: BatchNormConfig, vb: VarBuilder) -> candle_core::Result<Self>;
 }
@@ -25,7 +25,7 @@ impl Norm for candle_nn::BatchNorm {
     }
 }
 
-/// A model of two normalisations, of images and of vectors, and a branch whose graph is traversed in another order
+/// A model with two batch norms, of images and of vectors, and a branch whose graph is traversed in a different order
 /// than it was created.
 struct Model<N> {
     conv: Conv2d,
@@ -56,7 +56,7 @@ impl<N: Norm> Model<N> {
     }
 }
 
-/// Trains for two epochs on batches of 6 and a last one of `remainder`.
+/// Trains for two epochs on a batch of 6 rows and one of `remainder` rows.
 fn train<N: Norm>(strategy: &Strategy, dtype: DType, remainder: usize) -> Replicated<Model<N>> {
     let model =
         strategy.replicate_seeded(1, move |vb: VarBuilder| Model::<N>::new(vb.to_dtype(dtype))).unwrap();
@@ -137,7 +137,8 @@ fn stock_batch_norm_depends_on_the_number_of_replicas() {
     });
 }
 
-/// Returns the result of forward and the gradients of input, weight and bias, for the complete batch.
+/// Returns the results of the forward pass, the gradients of the input, the weight and the bias, and the running
+/// statistics, for the complete batch.
 fn gradients<N: Norm>(config: BatchNormConfig, x: &Var, dtype: DType) -> Vec<Tensor> {
     let variables = VarMap::new();
     let vb = VarBuilder::from_varmap(&variables, dtype, &Device::Cpu);
@@ -289,7 +290,7 @@ fn shapes_and_settings_that_do_not_fit_are_errors() {
     build(BatchNormConfig { eps: -1., ..Default::default() }).unwrap_err();
 }
 
-/// The losses and gradients of several micro-batches in one step, some of them empty.
+/// Checks the losses and gradients of several micro-batches in one step, some of them empty.
 #[test]
 fn micro_batches_participate_in_their_order() {
     watched(|| {

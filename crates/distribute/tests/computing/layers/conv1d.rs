@@ -1,4 +1,5 @@
-//! Convolution of sequences: candle's values, and gradients by finite differences, because candle's own are wrong.
+//! Convolution of sequences: candle's values, and gradients compared with finite differences, because candle's own are
+//! wrong.
 
 use super::{assert_close, by_differences, flat, numbers, var};
 use candle_core::{DType, Device, Module, Tensor};

@@ -1,5 +1,5 @@
-//! Transposed convolutions: values by hand, candle's values if it has the same operation, and gradients by finite
-//! differences.
+//! Transposed convolutions: values by definition, candle's values if it has the same operation, and gradients compared
+//! with finite differences.
 
 use super::{assert_close, by_differences, flat, numbers, var};
 use candle_core::{DType, Device, Module, Tensor};

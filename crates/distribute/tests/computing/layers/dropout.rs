@@ -12,7 +12,7 @@ fn ones(shape: &[usize]) -> Tensor {
     Tensor::ones(shape, DType::F32, &Device::Cpu).unwrap()
 }
 
-/// Returns ones after dropout, in two steps on batches of `rows`: the complete global batch of each step.
+/// Returns the results of dropout on ones, for the complete global batch in each of two steps.
 fn masks(strategy: &Strategy, dropout: &Dropout, shape: &[usize]) -> Vec<Vec<f64>> {
     let data = Dataset::from_slices(ones(shape)).unwrap().batch(shape[0]).repeat(2);
     let mut steps = Vec::new();

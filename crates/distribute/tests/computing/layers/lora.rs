@@ -1,4 +1,4 @@
-//! Low-rank adapters over a model that stays as it is.
+//! Low-rank adapters for a model that itself does not change.
 
 use super::{assert_close, flat, mirrored, numbers};
 use crate::everywhere::everywhere;

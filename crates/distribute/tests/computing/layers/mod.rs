@@ -14,7 +14,7 @@ mod stock_operations;
 use crate::support::{assert_close, flat, mirrored, one_device};
 use candle_core::{DType, Device, Result, Tensor, Var};
 
-/// Returns numbers around 5, always the same.
+/// Returns numbers around 5. The same arguments result in the same numbers.
 fn numbers(shape: &[usize], dtype: DType) -> Tensor {
     let n: usize = shape.iter().product();
     let values: Vec<f64> = (0..n).map(|i| 5. + ((i * i * 7 + 3 * i) as f64 * 0.37).sin()).collect();

@@ -8,21 +8,21 @@ use distribute::nn;
 use distribute::optimizer::backward;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// The expected gradients.
+/// The gradients that are expected.
 enum Right {
-    /// Finite differences.
+    /// The gradients of finite differences.
     Differences,
-    /// Fixed numbers, if the function has no derivative.
+    /// The given numbers, if the function has no derivative.
     Values(&'static [f64]),
     /// Zeros, if the derivative is 0 almost everywhere.
     Zeros,
 }
 use Right::{Differences, Values, Zeros};
 
-/// A function of variables.
+/// A function that is differentiated, of some variables.
 type Function = Box<dyn Fn(&[Var]) -> Result<Tensor>>;
 
-/// A row of the table, with its function of some variables.
+/// A row of the table, with a function and its variables.
 struct Case {
     row: &'static str,
     of: Vec<Var>,
@@ -48,7 +48,8 @@ fn ids_in_3d(below: u32) -> Result<Tensor> {
     Tensor::from_vec(all, (2, 3, 4), &Device::Cpu)
 }
 
-/// Returns a loss that depends on `x` and on `y`, which was computed from `x`. Candle's backward reaches `x` first.
+/// Returns a loss that depends on `x` and on `y`, which was computed from `x`. candle's backward pass reaches `x`
+/// first.
 fn also(x: &Tensor, y: Tensor) -> Result<Tensor> {
     y.sqr()?.sum_all()? + x.sqr()?.sum_all()?
 }
@@ -191,7 +192,7 @@ fn cases() -> Vec<Case> {
     all
 }
 
-/// Returns a scalar that depends on every element in another way.
+/// Returns a scalar that depends on every element of the result with a different weight.
 fn loss(case: &Case) -> Result<Tensor> {
     let y = (case.function)(&case.of)?;
     let weights =
@@ -199,8 +200,8 @@ fn loss(case: &Case) -> Result<Tensor> {
     (y * weights)?.sum_all()
 }
 
-/// Compares the gradients of all variables with the expected ones, each within `limit`. A variable without a gradient
-/// is reported as cut off.
+/// Compares the gradients of all variables with the expected ones, within `limit`. Returns the entry for the table; a
+/// missing gradient has a separate one.
 fn verdict(
     case: &Case,
     store: std::thread::Result<Option<candle_core::backprop::GradStore>>,
@@ -224,7 +225,8 @@ fn verdict(
     }
 }
 
-/// Returns the rows of the guide's table: operation, candle's backward, and this crate's.
+/// Returns the rows of the table in the guide: the operation, and the results of candle's backward pass and this
+/// crate's.
 fn table() -> Vec<[String; 3]> {
     let guide = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/gradients.md");
     let guide = std::fs::read_to_string(guide).unwrap();

@@ -1,4 +1,4 @@
-//! Models that threads cannot share: `Sequential` of this crate, and models that each thread builds.
+//! Models that threads cannot share: this crate's `Sequential`, and models that each thread builds.
 
 use super::{assert_close, flat, mirrored, numbers};
 use candle_core::{DType, Result, Tensor};
@@ -197,7 +197,7 @@ fn a_rebuilt_model_has_the_same_variables_as_the_first_build() {
     });
 }
 
-/// A model with both kinds of layers, a `ModuleT`, and a layer that changes.
+/// A model with both kinds of layers, a `ModuleT`, and a layer that changes itself.
 struct Mixed {
     norm: Rc<BatchNorm>,
     inner: PerThread<Rc<Linear>>,

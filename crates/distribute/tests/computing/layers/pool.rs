@@ -1,11 +1,11 @@
-//! Pooling, upsampling and scattering: candle's values, and gradients by finite differences and by hand, also with
-//! candle's own backward.
+//! Pooling, upsampling and scattering: candle's values, and gradients compared with finite differences and with known
+//! values, also with candle's own backward pass.
 
 use super::{assert_close, by_differences, flat, numbers, var};
 use candle_core::{DType, Device, Result, Tensor, Var};
 use distribute::nn;
 
-/// Compares the gradients of all variables with finite differences, and those in f32 with those in f64.
+/// Compares the gradients of all variables with finite differences, and gradients in f32 with those in f64.
 fn assert_gradients(what: &str, of: &[&Var], function: &dyn Fn(&[Tensor]) -> Result<Tensor>) {
     let arguments = || of.iter().map(|var| var.as_tensor().clone()).collect::<Vec<_>>();
     let weighed = |arguments: &[Tensor]| {

@@ -1,5 +1,5 @@
-//! Recurrent layers: candle's values and gradients, gradients by finite differences, and training on replicas,
-//! including empty batches.
+//! Recurrent layers: candle's values and gradients, gradients compared with finite differences, and training on
+//! replicas with empty batches.
 
 use super::{assert_close, by_differences, flat, mirrored, numbers, one_device};
 use candle_core::{DType, Device, Result, Tensor};
@@ -10,7 +10,7 @@ use distribute::optimizer::backward;
 use distribute::prelude::*;
 use distribute_testing::watched;
 
-/// A function from a sequence to the states of a layer, in one tensor.
+/// A function from a sequence to the states of a layer, concatenated into one tensor.
 type Layer = Box<dyn Fn(&Tensor) -> Result<Tensor>>;
 
 fn layer<R: RNN + 'static>(rnn: R) -> Layer {

@@ -1,4 +1,4 @@
-//! Checks that models of candle's own operations train with correct gradients, even if candle's backward is wrong.
+//! Checks that models of candle's own operations train with correct gradients, even if candle's backward pass is wrong.
 
 use super::{by_differences, flat, mirrored, numbers, one_device};
 use candle_core::backprop::GradStore;
@@ -88,7 +88,7 @@ fn weights(variables: &distribute::Variables) -> Vec<(String, Vec<f64>)> {
     variables.names().iter().map(|name| (name.to_string(), flat(&variables.get(name).unwrap()))).collect()
 }
 
-/// Runs the same training with finite differences of losses instead of gradients.
+/// Trains in the same way with finite differences instead of gradients.
 fn by_hand() -> Trained {
     let strategy = one_device();
     let model = strategy.replicate_seeded(3, |vb| Net::new(false, vb.to_dtype(DType::F64))).unwrap();
@@ -155,14 +155,14 @@ fn one_step_over_a_pool_moves_a_weight_by_the_largest_element() {
     });
 }
 
-/// Returns numbers between -1 and 1, different for each seed.
+/// Returns numbers between -1 and 1, which depend on the seed.
 fn random(shape: &Shape, seed: u64) -> Tensor {
     let mut random = SplitMix(seed);
     let number = |_| random.bits() as f64 / 2f64.powi(63) - 1.;
     Tensor::from_vec((0..shape.elem_count()).map(number).collect::<Vec<f64>>(), shape, &Device::Cpu).unwrap()
 }
 
-/// Returns the slope of a loss along one direction, by the gradients in `store` and by finite differences.
+/// Returns the slope of a loss in one direction, computed from the gradients in `store` and by finite differences.
 fn slopes(loss: &dyn Fn() -> Result<Tensor>, store: &GradStore, vars: &[Var]) -> [f64; 2] {
     const H: f64 = 1e-6;
     let moved: Vec<_> = vars

@@ -1,11 +1,11 @@
-//! Checks that `inventory.md` is complete and true: every name has an item and a test that exist, and can be found by
-//! its TensorFlow name.
+//! Checks that `inventory.md` is complete and true: each name has an item and a test that exist, and its item can be
+//! found by the TensorFlow name.
 
 use super::{all_tests, read, sources};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// The text instead of a test for names that are not implemented.
+/// The text that names without an implementation have in place of a test.
 const WITHOUT_A_TEST: &str = "out of scope";
 
 /// A row of a table: a name of TensorFlow, and its equivalent here.
@@ -30,12 +30,12 @@ fn table(page: &str) -> Vec<Row<'_>> {
     page.lines().filter(is_row).map(of).collect()
 }
 
-/// Returns the texts in backticks.
+/// Returns the parts of a cell that are in backticks.
 fn codes(cell: &str) -> impl Iterator<Item = &str> {
     cell.split('`').skip(1).step_by(2)
 }
 
-/// Returns items and the files that they link to: ``[`item`](file)``.
+/// Returns the items in a cell and the files that they link to: ``[`item`](file)``.
 fn items(cell: &str) -> impl Iterator<Item = (&str, &str)> {
     cell.split("[`").skip(1).map(|link| {
         let (item, rest) = link.split_once("`](../../../../../").expect("a link into the repository");
@@ -43,7 +43,7 @@ fn items(cell: &str) -> impl Iterator<Item = (&str, &str)> {
     })
 }
 
-/// Whether the rest of a line begins with exactly this name.
+/// Returns whether `rest` begins with exactly this name.
 fn names(rest: &str, name: &str) -> bool {
     let after = rest.strip_prefix(name);
     after.is_some_and(|after| !after.starts_with(|c: char| c.is_alphanumeric() || c == '_'))
@@ -69,7 +69,7 @@ fn declaration(source: &str, name: &str) -> Option<usize> {
     })
 }
 
-/// Whether the documentation above a line has an example.
+/// Returns whether the documentation above a line contains an example.
 fn has_example(source: &str, line: usize) -> bool {
     let above: Vec<&str> = source.lines().take(line).map(str::trim_start).collect();
     let documentation =
@@ -77,7 +77,7 @@ fn has_example(source: &str, line: usize) -> bool {
     documentation.into_iter().any(|line| *line == "/// ```")
 }
 
-/// The sources of all crates, and the tests in them that run.
+/// The sources of all crates, and the tests in them that `cargo test` runs.
 struct Repository<'a> {
     sources: &'a BTreeMap<PathBuf, String>,
     tests: BTreeMap<&'a str, Vec<&'a Path>>,

@@ -1,4 +1,4 @@
-//! Checks of `inventory.md` and `pages.md`, tables that name tests.
+//! Checks of `inventory.md` and `pages.md`, whose tables name tests.
 
 mod inventory;
 mod pages;
@@ -91,7 +91,7 @@ fn compiled(sources: &BTreeMap<PathBuf, String>) -> Vec<&Path> {
     sources.keys().map(PathBuf::as_path).filter(is_compiled).collect()
 }
 
-/// Returns the crate of a file, distinguishing its tests.
+/// Returns the crate of a file. The tests of a crate count as a separate crate.
 fn of_crate(path: &Path) -> PathBuf {
     path.iter().take(3).collect()
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 const OF_PAGES: [&str; 7] =
     ["beside", "documents", "partitioners", "replica_context", "scope", "strategy", "strategy_extended"];
 
-/// A row: its location, the way in which the page's statement holds here, and the names in its last two cells.
+/// A row of a table: its location, how the page's statement holds here, and the names in its last two cells.
 struct Row {
     line: usize,
     holds: String,
@@ -50,7 +50,8 @@ fn rows(page: &str) -> Vec<Row> {
     (1..).zip(page.lines()).filter(|(_, line)| line.starts_with('|')).filter_map(row).collect()
 }
 
-/// Whether the item, `Type` or `Type::function`, is documented with a code block that has such a beginning.
+/// Returns whether the documentation of an item, `Type` or `Type::function`, has a code block whose beginning matches
+/// `begins`.
 fn has_block(files: &BTreeMap<PathBuf, String>, item: &str, begins: impl Fn(&str) -> bool) -> bool {
     let (of, name) = item.split_once("::").map_or((None, item), |(of, name)| (Some(of), name));
     let declares = |line: &str| match of {

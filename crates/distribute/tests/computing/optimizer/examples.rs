@@ -1,4 +1,4 @@
-//! The number of examples that `minimize` receives.
+//! The number of examples that is passed to `minimize`.
 
 use crate::optimizer::{Log, mirrored, vectors};
 use candle_core::{DType, Device};
@@ -8,7 +8,7 @@ use distribute::prelude::*;
 use distribute::{Error, Result};
 use distribute_testing::watched;
 
-/// Trains on 0 … `rows` in batches of 4. Each replica passes `n` of its number of rows.
+/// Trains on the numbers below `rows`, in batches of 4. Each replica passes `n(rows)` for its number of rows.
 fn train(replicas_: usize, rows: i64, n: fn(usize) -> usize, name: &'static str) -> Result<Vec<f64>> {
     let strategy = mirrored(replicas_);
     let model = strategy

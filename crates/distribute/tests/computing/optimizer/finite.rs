@@ -1,4 +1,4 @@
-//! NaN and infinity: the replica, the step, and the variable.
+//! NaN and infinity: the error or warning names the replica, the step and the variable.
 
 use crate::optimizer::{Log, mirrored, value, vectors};
 use candle_core::Tensor;
@@ -7,8 +7,8 @@ use distribute::prelude::*;
 use distribute::{Error, Result};
 use distribute_testing::watched;
 
-/// Returns a loss of two variables. In run number `bad`, replica 1's gradient of the second one is infinite, but no
-/// loss is.
+/// Returns a loss of two variables. In run number `bad`, the last replica's gradient of the second one is infinite, but
+/// the loss is finite.
 fn loss(ctx: &ReplicaContext, model: &[Tensor], bad: u64) -> Result<Tensor> {
     let replica = ctx.num_replicas_in_sync() - 1;
     let second = if ctx.step() == bad && ctx.replica_id_in_sync_group() == replica {

@@ -170,7 +170,7 @@ fn a_rate_that_a_variable_cannot_hold_is_refused_by_name_and_nothing_has_changed
     });
 }
 
-/// A table and two layers of `distribute::nn`.
+/// A model of a table and two layers of `distribute::nn`.
 struct Layers(Embedding, Linear, Linear);
 
 #[test]

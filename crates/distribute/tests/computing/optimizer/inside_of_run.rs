@@ -1,4 +1,4 @@
-//! Operations that are only allowed outside `run`: inside, every replica would apply them to shared state.
+//! Operations that are only allowed outside `run`, because inside, every replica would apply them to shared state.
 
 use crate::optimizer::{mirrored, vector, vectors};
 use distribute::{Error, Result, prelude::*};

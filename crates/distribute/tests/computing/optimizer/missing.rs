@@ -1,4 +1,4 @@
-//! Variables that get no gradient.
+//! Variables without a gradient.
 
 use crate::optimizer::{Log, mirrored, vectors};
 use candle_core::{DType, Device, Module, Tensor};
@@ -10,7 +10,7 @@ use distribute::prelude::*;
 use distribute::{Error, Result};
 use distribute_testing::watched;
 
-/// A model with candle's fused norm, so that only its head trains.
+/// A model with candle's fused norm, so that only its last layer is trained.
 struct Cut {
     below: Linear,
     norm: RmsNorm,
@@ -105,8 +105,8 @@ fn unmodified_llama_gets_a_warning() {
     });
 }
 
-/// Returns the log about the variable `name` after a model's first step on five tokens, and the variables that had a
-/// gradient.
+/// Returns the warnings about the variable `name` after a model's first step on five tokens, and the variables that had
+/// a gradient.
 fn warnings_and_weights<M: Send + Sync>(
     load: impl Fn(VarBuilder) -> candle_core::Result<M> + Send + Sync + 'static,
     forward: impl Fn(&M, &Tensor) -> candle_core::Result<Tensor> + Sync,

@@ -1,4 +1,4 @@
-//! The log of an optimizer's steps, the settings of variables, and users' code inside a step. A separate program,
+//! The log of an optimizer's steps, the settings of variables, and user code inside a step. This is a separate program,
 //! because the log belongs to the process.
 
 mod examples;
@@ -16,7 +16,7 @@ use candle_core::{DType, Tensor};
 use candle_nn::{Init, VarBuilder};
 use distribute::prelude::*;
 
-/// Creates a model of vectors of 3 elements, by name. All elements start at 1.
+/// Creates a model of named vectors with 3 elements, which are all 1.
 fn vectors(strategy: &Strategy, names: &'static [&'static str]) -> Replicated<Vec<Tensor>> {
     let build = move |vb: VarBuilder| -> candle_core::Result<Vec<Tensor>> {
         let of = |name: &&str| vb.get_with_hints_dtype(3, name, Init::Const(1.), DType::F64);

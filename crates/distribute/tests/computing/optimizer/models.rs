@@ -1,4 +1,4 @@
-//! Models that were written for inference, and the log of their first steps.
+//! Models that were written for inference, and the warnings in their first steps.
 
 use crate::optimizer::{Log, mirrored};
 use candle_core::{DType, Device, Module, ModuleT, Tensor};
@@ -34,7 +34,7 @@ fn steps<M: Send + Sync>(
     losses
 }
 
-/// A convolution with batch-norm, and a layer after it, in a separate path of names.
+/// A model of a convolution with batch norm, and a layer after it whose names have a separate path.
 struct Small {
     conv: Conv2d,
     norm: BatchNorm,

@@ -1,4 +1,4 @@
-//! Code of users inside a step that hangs, fails, or reads variables during their update.
+//! User code inside a step that hangs, fails, or reads variables while they are updated.
 
 use crate::optimizer::{mirrored, value, vectors};
 use candle_core::{DType, Tensor, Var};
@@ -16,7 +16,7 @@ use std::time::Duration;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// A gate that holds the first caller until the others have timed out.
+/// A gate that delays the first caller until the others have timed out.
 struct Gate {
     gave_up: Mutex<mpsc::Receiver<()>>,
     tell: Mutex<mpsc::Sender<()>>,
@@ -46,8 +46,8 @@ impl std::fmt::Debug for Gate {
     }
 }
 
-/// Makes a step on 3 replicas, one of which waits at the gate in its own code. The others get an error at the deadline
-/// that names replica and call. Nothing has changed, and the next step succeeds.
+/// Makes a step on 3 replicas, one of which waits at the gate in user code. Checks that the others get an error at the
+/// deadline that names the replica and the call, that nothing has changed, and that the next step succeeds.
 fn assert_times_out<R: rules::Rule>(
     prepare: impl FnOnce(&Variables, Arc<Gate>) -> Result<Optimizer<R>>,
     culprit: Option<usize>,
@@ -183,7 +183,7 @@ fn a_rule_may_read_the_variable_that_is_updated_as_it_was_before() {
     });
 }
 
-/// A rule of this project, written as users write theirs.
+/// A rule of this crate, wrapped as if a user had written it.
 #[derive(Debug)]
 struct Own<R>(R);
 
@@ -207,7 +207,7 @@ impl<R: Formula> Formula for Own<R> {
     }
 }
 
-/// Trains a large and a small variable and a table on `n` replicas. Returns all bits of variables and slots.
+/// Trains a large and a small variable and a table on `n` replicas. Returns the bits of all variables and slots.
 fn bits<R: rules::Rule>(n: usize, rule: R) -> Vec<Vec<u64>> {
     let strategy = mirrored(n);
     let model = strategy.replicate_seeded(1, |vb: VarBuilder| -> candle_core::Result<Vec<Tensor>> {
@@ -263,7 +263,7 @@ fn a_custom_rule_is_bit_identical_to_the_same_builtin_rule() {
     });
 }
 
-/// A rule that writes and then panics.
+/// A rule that writes values and then panics.
 #[derive(Debug)]
 struct Panics;
 

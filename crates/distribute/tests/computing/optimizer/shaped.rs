@@ -9,7 +9,8 @@ use distribute::optimizer::rules::{
 use distribute::{OneDeviceStrategy, Result, prelude::*};
 use distribute_testing::watched;
 
-/// Subtracts the mean of each unit's gradient, times the rate, and counts the updates of each row in a slot.
+/// A rule that subtracts the mean of each unit's gradient, times the rate, and counts the updates of each row in a
+/// slot.
 #[derive(Clone, Debug)]
 struct MeanOfUnit {
     unit: Unit,
@@ -193,7 +194,7 @@ fn rules_that_do_not_fit_are_refused_with_what_to_do() {
     assert_eq!((rows.unit(), rows.slots()[0].shape), (Unit::Row, SlotShape::Rows));
 }
 
-/// A checkpoint of Adagrad, whose slot has the same name, has another shape.
+/// Checks a checkpoint of Adagrad, whose slot has the same name but another shape.
 #[test]
 fn slots_of_another_shape_are_refused_and_change_nothing() {
     use distribute::checkpoint::Checkpoint;

@@ -1,4 +1,4 @@
-//! Weights of half precision and of integers below the trained layers.
+//! Weights in half precision and integers below the trained layers.
 
 use crate::optimizer::{mirrored, value};
 use candle_core::{DType, Device, Tensor};
@@ -7,7 +7,7 @@ use distribute::optimizer::{Gradients, MissingGradients};
 use distribute::{Error, nn, prelude::*};
 use distribute_testing::watched;
 
-/// A model with a weight in bf16, scales in f16, steps in integers, and an adapter in f32.
+/// A model with a weight in bf16, scales in f16, integers, and an adapter in f32.
 struct Adapted {
     base: nn::Linear,
     scale: Tensor,

@@ -16,8 +16,8 @@ fn var(shape: &[usize], phase: f64) -> Var {
     Var::from_tensor(&numbers(shape, phase)).unwrap()
 }
 
-/// Computes the layer and its gradients in f32 and in both half precisions. Compares them, and checks the dtypes: the
-/// result has `dtype_of` the half precision, gradients are f32.
+/// Computes a layer and its gradients in f32 and in both half precisions, and compares them. Also checks the dtypes:
+/// the result has the dtype that `dtype_of` returns, and gradients are f32.
 fn compare(
     name: &str,
     variables: &[&Var],
@@ -50,7 +50,7 @@ fn compare(
     }
 }
 
-/// Panics if the tensors differ by more than a part of the largest number.
+/// Panics if the tensors differ by more than `part` times the largest number.
 fn require_close(name: &str, found: &Tensor, expected: &Tensor, part: f64) {
     let numbers =
         |t: &Tensor| t.to_dtype(DType::F64).unwrap().flatten_all().unwrap().to_vec1::<f64>().unwrap();

@@ -11,7 +11,7 @@ fn model(strategy: &Strategy) -> Result<distribute::Replicated<Tensor>> {
     strategy.replicate(|vb| vb.get_with_hints(4, "w", candle_nn::Init::Const(0.5)))
 }
 
-/// Trains by each kind of call, with transforms. Returns the bits of the weights and the last loss.
+/// Trains with each kind of call, with or without transforms. Returns the checksum of the weights and the last loss.
 fn train(strategy: &Strategy, scale: Option<LossScale>, transform: bool) -> Result<(String, f32)> {
     let model = model(strategy)?;
     let mut optimizer = Adam::new(&model.variables, 0.1)?;
@@ -118,7 +118,8 @@ fn an_overflow_on_one_replica_skips_the_step_on_all_and_halves_the_factor() {
     });
 }
 
-/// The smallest factor cannot halve. The step is skipped nevertheless, whatever is done about other NaN.
+/// Checks the smallest factor, which cannot be halved. The step is still skipped, regardless of the setting for other
+/// NaN.
 #[test]
 fn a_gradient_that_is_not_finite_is_skipped_with_the_smallest_factor() {
     watched(|| {

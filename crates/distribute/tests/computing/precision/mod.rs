@@ -10,11 +10,11 @@ use distribute::nn::{self, MixedPrecision};
 use distribute::prelude::*;
 use distribute_testing::watched;
 
-/// The half precisions, each with its distance between 1 and the next number.
+/// The half precisions, each with the distance between 1 and the next number.
 const HALVES: [(MixedPrecision, DType, f64); 2] =
     [(MixedPrecision::Bf16, DType::BF16, 1. / 128.), (MixedPrecision::F16, DType::F16, 1. / 1024.)];
 
-/// An embedding, norms and linear layers.
+/// A model of an embedding, norms and linear layers.
 struct Model {
     table: nn::Embedding,
     norm: nn::LayerNorm,

@@ -1,4 +1,5 @@
-//! A save in the background has the state at the time of its call, although training continues at once.
+//! Checks that a save in the background contains the state at the time of its call, although training continues at
+//! once.
 
 use super::{Net, Training};
 use crate::support::gate::Gate;
@@ -73,7 +74,7 @@ fn a_save_in_the_background_has_the_bits_of_its_step_while_training_continues() 
     saves_the_step_of_the_call(Sgd);
 }
 
-/// Returns the bits of a variable of f32. Reads do not wait for a save.
+/// Returns the bits of a variable of f32. The read does not wait for a save.
 fn bits_of(variable: &Variable) -> Vec<u32> {
     let values = variable.read::<Tensor>().unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
     values.into_iter().map(f32::to_bits).collect()
@@ -185,7 +186,7 @@ fn a_writer_is_a_copy_of_live_tensors_of_custom_components() {
     });
 }
 
-/// A component whose rows are read while the checkpoint is written.
+/// A component whose rows are read while the checkpoint is being written.
 struct Table;
 
 impl Checkpointed for Table {

@@ -1,5 +1,5 @@
 //! A training that stops and resumes from a checkpoint with new objects is bit-identical to an uninterrupted one. A
-//! checkpoint that does not fit is refused before anything has changed. Test names contain the numbers of the rules.
+//! checkpoint that does not fit is an error before anything has changed. Test names contain the numbers of the rules.
 
 mod background;
 mod partial;
@@ -97,7 +97,7 @@ impl<R: Rule> Training<R> {
         Checkpoint::new().part("model", &self.model.variables).part("optimizer", &self.optimizer)
     }
 
-    /// Returns the complete state of a step as text that shows each bit.
+    /// Returns the complete state as text that distinguishes all bits.
     fn bits(&self) -> Vec<String> {
         let show = |name: String, tensor: &HostTensor| {
             let exact = tensor.cast(distribute::tensor::DType::F64).unwrap().to_vec::<f64>().unwrap();

@@ -1,4 +1,4 @@
-//! Part of a checkpoint, or of a file of weights, in another model. The selected part is restored completely or not at
+//! Parts of a checkpoint, or of a file of weights, in another model. The selected part is restored completely or not at
 //! all, and the rest is reported.
 
 use super::{Training, folder, mirrored};
@@ -12,7 +12,7 @@ use distribute_testing::{child, watched};
 use std::collections::HashMap;
 use std::path::Path;
 
-/// Creates a body, and a head of this number of classes.
+/// Creates a model of a body, and a head with the given number of classes.
 fn model(classes: usize, seed: u64) -> Replicated<(Linear, Linear)> {
     let build = move |vb: VarBuilder| -> candle_core::Result<_> {
         Ok((linear(3, 5, vb.pp("body"))?, linear(5, classes, vb.pp("head"))?))
@@ -124,7 +124,7 @@ fn running_statistics_are_restored_and_an_optimizer_completely_or_not_at_all() {
     });
 }
 
-/// Writes weights as others publish them: with other names, in bfloat16, in two files.
+/// Writes weights as other projects publish them: with other names, in bfloat16, in two files.
 fn pretrained(folder: &Path) -> [std::path::PathBuf; 2] {
     let tensor = |value: f32, dims: &[usize], dtype| {
         Tensor::full(value, dims, &Device::Cpu).unwrap().to_dtype(dtype).unwrap()

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::time::Duration;
 
-/// Trains with backups until the loss has been requested this number of times.
+/// Trains with backups until the loss has been requested `calls` times.
 fn interrupted(
     strategy: &Strategy,
     trainer: &dyn Fn() -> Trainer<'static>,
@@ -92,7 +92,7 @@ fn gnn_4_workers_that_are_interrupted_and_resumed_have_the_same_history() {
     });
 }
 
-/// A training with backups within epochs repeats this number of steps when it resumes.
+/// Checks a training with backups within epochs, which repeats the steps since its last backup when it resumes.
 #[test]
 fn a_training_resumes_in_the_middle_of_an_epoch() {
     watched(|| {
@@ -148,7 +148,7 @@ fn gnn_4_a_backup_with_another_global_batch_and_a_file_that_is_no_backup_are_ref
     });
 }
 
-/// Trains, and with `tells` gets a notice after its fifth step.
+/// Trains. If `tells` is `true`, a notice arrives after the fifth step.
 fn train_with_notice(strategy: &Strategy, folder: &Path, tells: bool) -> (End, Outcome) {
     let (model, optimizer) = made(strategy, 7);
     let preemption = Preemption::watch(strategy).unwrap();
@@ -180,7 +180,7 @@ fn a_training_that_gets_a_notice_saves_and_resumes_with_the_same_history() {
     });
 }
 
-/// One of two workers gets a notice, and both end after the same step.
+/// Checks that both workers end after the same step if one of them gets a notice.
 #[test]
 fn a_notice_to_one_worker_ends_the_training_of_all() {
     watched(|| {

@@ -1,4 +1,4 @@
-//! Callbacks, and the averages of weights in `runner::run`.
+//! Callbacks of `runner::run`, and validation with averaged weights.
 
 use super::*;
 use distribute::optimizer::schedules::CosineDecay;
@@ -7,16 +7,16 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Mutex;
 
-/// Returns the rates of a run whose validation loss improves in the first epoch only.
+/// The rates of a run whose validation loss improves only in the first epoch.
 const RATES: [f64; EPOCHS] = [0.05, 0.05, 0.025, 0.0125];
 
-/// Halves the rate after the second, third and fourth validation.
+/// Returns a callback that halves the rate after the second, third and fourth validation.
 fn halves() -> ReduceOnPlateau {
     ReduceOnPlateau::new(0.5, 1).min_delta(100.)
 }
 
-/// Trains with a log and a rate that is reduced, and returns the rates, the log, and the history and the weights. The
-/// loss fails when it was requested this number of times.
+/// Trains with a log and a rate that is reduced. Returns the rates, the log, the history and the weights. The loss
+/// fails after it was requested `calls` times.
 fn trained(
     strategy: &Strategy,
     folder: &Path,
@@ -39,7 +39,7 @@ fn trained(
     Ok((rates, log, outcome(&history, &model)))
 }
 
-/// Returns the log of a history.
+/// Returns the expected log of a history.
 fn log_of((epochs, _): &Outcome, rates: &[f64]) -> String {
     let line = |(epoch, rate): (usize, &f64)| {
         let (steps, loss, validation) = epochs[epoch];
@@ -94,7 +94,7 @@ fn a_training_that_resumes_has_the_same_log_and_the_same_rates() {
     });
 }
 
-/// A callback that keeps what it gets.
+/// A callback that records its calls.
 #[derive(Default)]
 struct Seen(Mutex<Vec<String>>);
 
@@ -172,7 +172,7 @@ fn a_rate_that_follows_a_schedule_is_not_reduced_and_that_is_an_error_before_tra
     });
 }
 
-/// Trains with averages that are validated, and returns the history and the weights, and the best weights.
+/// Trains and validates with averaged weights. Returns the history with the weights, and the best weights.
 fn averaged(strategy: &Strategy, folder: &Path) -> Result<(Outcome, String)> {
     let (model, optimizer) = made(strategy, 7);
     let optimizer = optimizer.with_ema(0.75)?;

@@ -1,4 +1,4 @@
-//! Trainings that end before their last epoch, the best weights, and refusals.
+//! Trainings that end before their last epoch, the best weights, and errors.
 
 use super::*;
 use distribute::Checkpoint;
@@ -8,8 +8,8 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::Duration;
 
-/// Trains eight steps per epoch, with these losses in the validations. Returns the validated losses, the reason for
-/// the end, the weights, and the number of steps.
+/// Trains eight steps per epoch, with the given losses as the results of validations. Returns the validated losses, the
+/// reason for the end, the weights, and the number of steps.
 fn scripted(
     strategy: &Strategy,
     losses: &[f32],
@@ -30,8 +30,7 @@ fn scripted(
 
 const LOSSES: [f32; 6] = [3., 2., 2.5, 2.25, 1., 0.5];
 
-/// Checks that a training ends after the fourth epoch with the weights of the second one, on any strategy, even if it
-/// was interrupted.
+/// Checks that a training ends after the fourth epoch with the weights of the second one, even if it was interrupted.
 fn early(strategy: &Strategy, folder: &Path) -> Result<()> {
     let [best, backup] = ["best", "backup"].map(|name| folder.join(name));
     let (_, end, second, _) = scripted(strategy, &LOSSES, Trainer::new(GLOBAL_BATCH).epochs(2))?;

@@ -5,7 +5,7 @@ use super::*;
 use distribute::Checkpoint;
 use distribute::input::DistributedDataset;
 
-/// Returns the held-out examples in global batches, which are split.
+/// Returns the held-out examples in global batches, which the strategy splits.
 fn batches(strategy: &Strategy) -> DistributedDataset<(Tensor, Tensor)> {
     strategy.distribute_dataset(rows(31, 4).batch(GLOBAL_BATCH)).unwrap()
 }

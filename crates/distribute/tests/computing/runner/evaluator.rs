@@ -1,4 +1,4 @@
-//! An evaluator during a training: it evaluates each checkpoint once, even if it is restarted.
+//! An evaluator during a training: it evaluates each checkpoint once, even if the evaluator is restarted.
 
 use super::*;
 use distribute::Checkpoint;
@@ -13,8 +13,7 @@ fn train(strategy: &Strategy, folder: &Path, epochs: usize) {
     runner::run(&trainer, &model, &optimizer, &datasets(), |net, batch, _| net.loss(&batch)).unwrap();
 }
 
-/// Returns the evaluations, and the checkpoints that were requested. In its own process the evaluator would exit after
-/// `most` of them.
+/// Runs the evaluator, which fails after `most` evaluations. Returns its result, and the checkpoints that it evaluated.
 fn evaluate(evaluator: &Evaluator, most: usize) -> (Result<Vec<Evaluated>>, Vec<String>) {
     let strategy: Strategy = OneDeviceStrategy::new("cpu:0").unwrap();
     let (model, _) = made(&strategy, 1);

@@ -1,4 +1,4 @@
-//! Checks that `runner::run` is bit-identical to a loop by hand, under each strategy, even if it is interrupted. Test
+//! Checks that `runner::run` is bit-identical to a custom loop, under each strategy, even if it is interrupted. Test
 //! names contain the rules.
 
 mod backups;
@@ -67,7 +67,7 @@ fn made(strategy: &Strategy, seed: u64) -> (Replicated<Net>, Adam) {
     (model, optimizer)
 }
 
-/// The compared values: the steps and the bits of both losses of each epoch, and the weights.
+/// The values that are compared: the steps and the bits of both losses of each epoch, and the checksum of the weights.
 type Outcome = (Vec<(usize, u64, Option<u64>)>, String);
 
 fn outcome(history: &History, model: &Replicated<Net>) -> Outcome {
@@ -84,7 +84,7 @@ fn by_runner(strategy: &Strategy) -> Outcome {
     outcome(&history, &model)
 }
 
-/// Trains without it.
+/// Trains with a custom loop, without `runner::run`.
 fn by_hand(strategy: &Strategy) -> Outcome {
     let (model, optimizer) = made(strategy, 7);
     let of = |provider: fn(InputContext) -> Rows| {
@@ -122,7 +122,7 @@ fn by_hand(strategy: &Strategy) -> Outcome {
     (epochs, model.variables.sha256().unwrap())
 }
 
-/// Creates a strategy of one worker, in lock step.
+/// Creates a strategy with parameter servers and one worker, which trains in lock step.
 fn servers() -> Strategy {
     let cluster = LocalCluster::new(1, 2).unwrap();
     let partitioner = FixedShardsPartitioner::new(2).unwrap();
@@ -168,7 +168,8 @@ fn gnn_4_epochs_of_counted_steps_continue_through_the_dataset() {
     });
 }
 
-/// Variables are created under the strategy that trains them, and remember it.
+/// Checks an optimizer of another strategy than the model's. Variables belong to the strategy under which they were
+/// created.
 #[test]
 fn an_optimizer_of_another_strategy_is_refused() {
     watched(|| {

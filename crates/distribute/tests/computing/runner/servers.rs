@@ -1,4 +1,4 @@
-//! Several workers of parameter servers: those that run the program independently, and those that wait for a
+//! Several workers of parameter servers: workers that run the program independently, and workers that wait for a
 //! coordinator.
 
 use crate::runner::{GLOBAL_BATCH, ROWS, datasets, made, rows};
@@ -14,7 +14,7 @@ use std::time::Duration;
 const WORKERS: usize = 2;
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Returns the result of each worker. The workers are threads that run the program at the same time.
+/// Runs the program on all workers at the same time, each on a thread, and returns the results.
 fn on_all(program: impl Fn(&Independent) -> Result<History> + Sync) -> Vec<Result<History>> {
     let cluster = LocalCluster::new(WORKERS, 2).unwrap();
     std::thread::scope(|scope| {

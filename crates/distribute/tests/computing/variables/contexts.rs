@@ -1,5 +1,5 @@
-//! Every operation of every kind of variable in every context either works, or its error names the variable, the
-//! context and the call to use instead. In that case nothing has been written.
+//! Checks every operation of every kind of variable in every context: it works, or its error names the variable, the
+//! context and the call to use instead, and nothing has been written.
 
 use super::{
     AGGREGATIONS, Aggregation, Rules, Synchronization, copies, everywhere, on_copies, own, own_of_all, ten,
@@ -36,7 +36,7 @@ const OPERATIONS: [Operation; 12] = [
     ("scatter_update", |v| v.scatter_update(rows())),
 ];
 
-/// Whether the operation is refused according to the tables of the documents.
+/// Returns whether the operation is an error according to the tables of the documents.
 fn is_refused(
     rules: Rules,
     name: &str,
@@ -66,7 +66,7 @@ fn is_refused(
     }
 }
 
-/// The alternatives, one of which is in the advice.
+/// The alternatives, one of which each error advises.
 const INSTEAD: [&str; 7] =
     ["merge_call", "aggregation", "assign", "ONLY_FIRST_REPLICA", "reduce_to", "copies()", "run"];
 

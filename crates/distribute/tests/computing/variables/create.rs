@@ -1,4 +1,4 @@
-//! Section 1: creating variables.
+//! Creating variables (section 1 of semantics/variables.md).
 
 use super::{AGGREGATIONS, Aggregation, Rules, Synchronization, copies, everywhere, on_copies, own, two};
 use candle_core::{Device, Tensor};
@@ -102,7 +102,8 @@ fn run_9_all_replicas_of_a_run_create_one_variable() {
     watched(move || drop(everywhere(check)));
 }
 
-/// TensorFlow's `get_variable`: the first step creates it, and all replicas and later steps find it.
+/// Checks the equivalent of TensorFlow's `get_variable`: the first step creates the variable, and all replicas and
+/// later steps find it.
 #[test]
 fn run_9_a_variable_got_by_name_is_one_for_all_replicas_and_steps() {
     let check = |strategy: &Strategy| {

@@ -17,7 +17,7 @@ const AGGREGATIONS: [Aggregation; 4] =
 /// The rules for the variables of a strategy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rules {
-    /// One copy of a single replica, which may do everything (ONE-1, PSV-1).
+    /// One copy of a single replica, with which everything is permitted (ONE-1, PSV-1).
     Ordinary,
     /// One copy, which all replicas share. ON_READ variables are treated as ON_WRITE (PSV-3).
     Shared,
@@ -35,7 +35,7 @@ impl Rules {
         }
     }
 
-    /// Returns the value that is written if the replicas give `values`, or nothing if they are refused.
+    /// Returns the value that is written if the replicas write `values`; `None` if that is an error.
     fn aggregate(self, aggregation: Aggregation, values: &[f32]) -> Option<f32> {
         let sum = values.iter().sum::<f32>();
         match aggregation {
@@ -53,18 +53,18 @@ fn two() -> Strategy {
     MirroredStrategy::cpus(2).unwrap()
 }
 
-/// Creates a variable of the tables, with an initial value of 10.
+/// Creates a variable as in the tables of semantics/variables.md, with an initial value of 10.
 fn ten(strategy: &Strategy, synchronization: Synchronization, aggregation: Aggregation) -> Variable {
     let variable = Variable::builder("v", 10f32).synchronization(synchronization).aggregation(aggregation);
     strategy.scope(|| variable.create()).unwrap()
 }
 
-/// Returns the value that a replica writes in the tables: 1, 2, …
+/// Returns the value that a replica writes: its id plus 1.
 fn own(ctx: &ReplicaContext) -> f32 {
     1. + ctx.replica_id_in_sync_group() as f32
 }
 
-/// Returns [`own`] of the replicas of all workers.
+/// Returns the result of [`own`] for the replicas of all workers.
 fn own_of_all(strategy: &Strategy) -> Vec<f32> {
     of_all(strategy, |id| 1. + id as f32)
 }

@@ -1,4 +1,5 @@
-//! Section 2.3: rows. Start [1, 2, 3], replicas' rows at index 1: 2, 4, …
+//! Writes of rows (section 2.3 of semantics/variables.md). The initial value is [1, 2, 3], and the replicas write 2, 4,
+//! … to row 1.
 
 use super::{AGGREGATIONS, Aggregation, Rules, Synchronization, everywhere, of_all};
 use distribute::tensor::IndexedSlices;
@@ -7,7 +8,7 @@ use distribute_testing::watched;
 
 type Op = fn(&Variable, IndexedSlices) -> Result<()>;
 type Effect = fn(f32, f32) -> f32;
-/// The writes of rows, and their effect on an element.
+/// The operations that write rows, and their effect on an element.
 const OPS: [(&str, Op, Effect); 7] = [
     ("scatter_add", Variable::scatter_add, |old, x| old + x),
     ("scatter_sub", Variable::scatter_sub, |old, x| old - x),
@@ -17,7 +18,7 @@ const OPS: [(&str, Op, Effect); 7] = [
     ("scatter_max", Variable::scatter_max, f32::max),
     ("scatter_update", Variable::scatter_update, |_, x| x),
 ];
-/// The writes whose result depends on the order of the replicas.
+/// The operations whose result depends on the order of the replicas.
 const ORDERED: [&str; 3] = ["scatter_min", "scatter_max", "scatter_update"];
 
 fn row(value: f32) -> IndexedSlices {
@@ -40,7 +41,7 @@ fn make(
     strategy.scope(|| variable.synchronization(synchronization).aggregation(aggregation).create()).unwrap()
 }
 
-/// Returns row 1 of each copy, and checks that the others have not changed.
+/// Returns row 1 of each copy, and checks that the other rows have not changed.
 fn rows(v: &Variable) -> Vec<f32> {
     let copies: Vec<distribute::tensor::Leaf> = v.copies().unwrap();
     let row = |copy: distribute::tensor::Leaf| match copy.to_host().unwrap().to_vec::<f32>().unwrap()[..] {
@@ -53,7 +54,7 @@ fn rows(v: &Variable) -> Vec<f32> {
     copies.into_iter().map(row).collect()
 }
 
-/// Returns the rows that are written if the replicas of all workers give `rows`, or nothing if they are refused.
+/// Returns the rows that are written if the replicas of all workers write `rows`; `None` if that is an error.
 fn joined(rules: Rules, name: &str, aggregation: Aggregation, rows: &[f32]) -> Option<Vec<f32>> {
     match aggregation {
         _ if rules == Rules::Ordinary => Some(rows.to_vec()),

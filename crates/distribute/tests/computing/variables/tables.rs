@@ -1,4 +1,5 @@
-//! The tables of section 2: initial value 10, replicas write 1, 2, …, others 3.
+//! The tables in section 2 of semantics/variables.md. The initial value is 10, replicas write 1, 2, …, and all other
+//! contexts write 3.
 
 use super::{
     AGGREGATIONS, Aggregation, Rules, Synchronization, copies, everywhere, of_all, on_copies, own,
@@ -10,7 +11,7 @@ use distribute_testing::watched;
 
 type Op = fn(&Variable, f32) -> Result<()>;
 type Effect = fn(f32, f32) -> f32;
-/// The writes, and their effect on a value.
+/// The operations that write, and their effect on a value.
 const OPS: [(&str, Op, Effect); 3] = [
     ("assign", |v, x| v.assign(x), |_, x| x),
     ("assign_add", |v, x| v.assign_add(x), |old, x| old + x),
@@ -21,7 +22,7 @@ fn is_refused(error: &Error) -> bool {
     matches!(error.root_cause(), Error::VariableAccess { .. })
 }
 
-/// Checks writes of ON_WRITE variables in `run`, by the values of the replicas of all workers.
+/// Checks writes of ON_WRITE variables in `run`. `values` are the values that the replicas of all workers write.
 fn check_replica_writes(strategy: &Strategy, value: fn(&ReplicaContext) -> f32, values: &[f32]) {
     for aggregation in AGGREGATIONS {
         for (name, op, effect) in OPS {

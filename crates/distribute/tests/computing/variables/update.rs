@@ -1,4 +1,4 @@
-//! Sections 3 and 4: update, update_non_slot, colocation.
+//! The methods update and update_non_slot, and colocation (sections 3 and 4 of semantics/variables.md).
 
 use super::{Aggregation, Rules, Synchronization, copies, everywhere, on_copies, own, own_of_all, ten, two};
 use candle_nn::{Init, VarBuilder};

@@ -1,4 +1,4 @@
-//! Saves in the background: the chief writes, the others do not wait, and the outcome is the same on all.
+//! Saves in the background: the chief writes while the others do not wait, and the outcome is the same on all workers.
 
 use super::{model, value};
 use crate::multi_worker::on_workers;

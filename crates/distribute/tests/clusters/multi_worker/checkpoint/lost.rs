@@ -15,7 +15,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
-/// The links of worker 1, which break instead of sending the call that `left` counts down to.
+/// The links of worker 1, which break instead of sending a call. `left` is the number of calls before that.
 #[derive(Debug)]
 struct Breaking {
     inner: memory::Memory,
@@ -44,8 +44,8 @@ impl Transport for Breaking {
     }
 }
 
-/// Calls `chief` and `other` on a thread for each worker, and returns the errors of the last. The second one gets the
-/// counter of the calls until the links break.
+/// Calls `chief` and `other` on one thread each, and returns the result of `chief`. `other` gets the counter of calls
+/// until the links break.
 fn on_breaking_links<R: Send>(
     chief: impl FnOnce(&Strategy) -> Result<R> + Send,
     other: impl FnOnce(&Strategy, &AtomicU64) -> Result<()> + Send,
@@ -69,7 +69,7 @@ fn on_breaking_links<R: Send>(
     })
 }
 
-/// A component of 20 MiB, during whose write the chief reports its progress several times.
+/// A component of 20 MiB. While it is written, the chief reports its progress several times.
 struct Large;
 
 impl Checkpointed for Large {

@@ -1,4 +1,4 @@
-//! Positions in passes, saved by some workers and restored by others.
+//! Positions in passes, saved by one set of workers and restored by another.
 
 use crate::multi_worker::on_workers;
 use distribute::data::{AutoShardPolicy, Dataset, InputContext, Location, text_lines};
@@ -35,7 +35,8 @@ fn from_files(
     strategy.distribute_dataset_with(lines.batch(5), options)
 }
 
-/// Returns the rest of a pass over the data after the checkpoint at `path`, on this number of workers and replicas.
+/// Returns the ids of a pass over the data, which resumes from the checkpoint `from` and ends after `stop` steps. Saves
+/// the position to `to`.
 fn rest(
     make: Make,
     policy: AutoShardPolicy,
@@ -100,7 +101,7 @@ fn a_pass_saved_by_some_workers_resumes_with_others_with_every_element_once() {
     }
 }
 
-/// 47 elements in batches of 5, saved at every step, including the beginning and the end.
+/// Checks 47 elements in batches of 5, with a save at every step, including the beginning and the end.
 #[test]
 fn a_pass_of_two_workers_stopped_anywhere_resumes_with_three() {
     for (before, after) in [((2, 1), (3, 1)), ((2, 2), (3, 2))] {
@@ -126,7 +127,7 @@ fn a_pass_of_two_workers_stopped_anywhere_resumes_with_three() {
     }
 }
 
-/// Three workers read the data of a function that was created for two as those two would have.
+/// Checks that three workers read the data of a function that was created for two as two workers would.
 #[test]
 fn a_pass_over_datasets_from_a_function_resumes_with_other_workers() {
     fn make(strategy: &Strategy, _: AutoShardPolicy) -> Result<DistributedDataset<HostTensor>> {

@@ -1,4 +1,4 @@
-//! The loss of a training on handwritten digits, with each form of compression.
+//! The loss of a training on handwritten digits, for each kind of compression.
 
 use super::{LOSSY, on_groups};
 use candle_core::{Device, Tensor};
@@ -10,7 +10,7 @@ use distribute::{Adam, Error, Result, Strategy};
 use distribute_collective::group::local;
 use distribute_testing::watched;
 
-/// Returns the mean loss of the last epoch.
+/// Trains on the digits, and returns the mean loss of the last epoch.
 fn train(strategy: &Strategy, epochs: usize) -> Result<f64> {
     let bytes = include_bytes!("../../../../../../examples/data/digits.csv.gz");
     let (images, labels) = Csv::bytes("digits.csv.gz", bytes).without_header().labelled(64)?.load()?;
@@ -41,7 +41,7 @@ fn train(strategy: &Strategy, epochs: usize) -> Result<f64> {
     Ok(last.iter().sum::<f64>() / last.len() as f64)
 }
 
-/// Returns the final loss with each form, and prints the losses.
+/// Returns and prints the final loss for each kind of compression.
 fn losses(epochs: usize, forms: &[Compression]) -> Vec<f64> {
     let of = |form: &Compression| {
         let groups = local::groups(Links::Memory, 2, 1).unwrap();

@@ -11,16 +11,16 @@ use distribute_collective::group::local;
 use distribute_testing::watched;
 use std::path::Path;
 
-/// The parts of a training. Its weights depend on the number of replicas and on these alone.
+/// A section of a training: the checkpoint that it resumes from, its steps, and where it saves.
 #[derive(Clone, Copy, Default)]
 struct Run<'a> {
     from: Option<&'a Path>,
-    /// The steps that are made. A step that is `None` has gradients that are NaN.
+    /// The steps to make. For `None`, gradients are NaN, and the step is skipped.
     steps: &'a [Option<u32>],
     to: Option<&'a Path>,
 }
 
-/// Returns the bits of the weights.
+/// Trains as `run` says, and returns the bits of the weights.
 fn train(strategy: &Strategy, run: Run<'_>) -> Result<Vec<u32>> {
     let model = strategy.replicate_seeded(3, |vb| {
         Ok::<_, Error>((linear(40, 64, vb.pp("a"))?, linear(64, 40, vb.pp("b"))?))

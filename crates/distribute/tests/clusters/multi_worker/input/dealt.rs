@@ -1,4 +1,4 @@
-//! Files that are dealt to the workers in the calls in which they agree on steps.
+//! Files that are dealt to workers, in the calls in which the workers agree on steps.
 
 use super::{Ids, all_workers, files, sorted, steps};
 use crate::multi_worker::{errors, on_workers, one_message};
@@ -9,7 +9,7 @@ fn dealt(per_replica_buffer_size: usize) -> InputOptions {
     InputOptions { auto_shard_policy: AutoShardPolicy::Dealt, per_replica_buffer_size, ..Default::default() }
 }
 
-/// Checks that the workers get what the plan says, with every row once, however early they prepare steps.
+/// Checks that workers get the rows of the plan, each once, regardless of how early they prepare steps.
 // INV-10, INV-36, INV-99
 #[test]
 fn workers_follow_the_plan_and_have_every_row_once() {

@@ -1,4 +1,4 @@
-//! Errors of all workers if the data of one fails, ends early or differs.
+//! Errors on all workers if the data of one worker fails, ends early or differs.
 
 use super::files;
 use crate::multi_worker::{errors, on_workers, one_message};
@@ -6,7 +6,7 @@ use distribute::data::{AutoShardPolicy, Dataset, InputContext, Location, text_li
 use distribute::{Error, InputOptions, Result, Strategy};
 use distribute_testing::watched;
 
-/// ITER-2: scalars cannot be empty. The workers that still have some do not continue alone.
+/// Checks scalars, of which no empty batch can be made (ITER-2): workers that still have some do not continue alone.
 #[test]
 fn iter_2_a_step_that_one_worker_cannot_fill_is_an_error_on_all() {
     let taken = on_workers(2, 2, |strategy| {
@@ -27,7 +27,7 @@ fn iter_2_a_step_that_one_worker_cannot_fill_is_an_error_on_all() {
     assert_eq!(counts, [3, 3]);
 }
 
-/// Returns a dataset that fails at element 6 on one worker only, as if its disk did.
+/// Returns a dataset that fails at element 6 on one worker only, like a broken disk.
 fn broken_on(worker: usize, strategy: &Strategy) -> Dataset<i64> {
     let fails = strategy.world().worker() == worker;
     Dataset::range(12)
@@ -61,7 +61,7 @@ fn a_worker_whose_data_fails_ends_the_pass_of_all_with_its_error() {
     }
 }
 
-/// All workers get an error that names the worker once, whichever worker returns it first.
+/// Checks that all workers get an error that names the worker once, regardless of which worker returns it first.
 #[test]
 fn a_program_that_ends_with_the_error_of_the_data_names_its_worker() {
     let error = watched(|| {
@@ -86,7 +86,8 @@ fn a_function_that_fails_on_one_worker_fails_on_all() {
     one_message(&errors, &["worker 0 failed", "input pipeline id 0, total: 2: no such table"]);
 }
 
-/// AS-8 if workers see different files: AUTO would choose FILE on one and DATA on the other, and rows would be lost.
+/// Checks AS-8 if workers see different files: AUTO would choose FILE on one and DATA on the other, and rows would be
+/// lost.
 #[test]
 fn workers_that_would_partition_the_data_differently_are_refused_before_the_first_step() {
     let errors = errors(2, 1, |strategy| {
@@ -107,7 +108,7 @@ fn workers_that_would_partition_the_data_differently_are_refused_before_the_firs
     one_message(&errors, &["batches of 4", "batches of 3"]);
 }
 
-/// Each worker would take files of its own list, or its part of its own batches: 40 of 80 rows were read.
+/// Checks workers with different lists of files. Each would take its shard of its own list, and rows would be skipped.
 #[test]
 fn workers_with_other_files_are_refused_before_the_first_step() {
     let file = |name: &str, text: &str| Location::bytes(name, text.repeat(20));
@@ -150,7 +151,7 @@ fn workers_with_other_files_are_refused_before_the_first_step() {
     }
 }
 
-/// Functions that return more on one worker: each would continue with batches in another order.
+/// Checks functions that return more elements on one worker, which would continue with batches of another order.
 #[test]
 fn a_worker_that_reads_the_same_data_and_is_at_its_end_before_the_others_is_named() {
     let taken = on_workers(2, 2, |strategy| {
@@ -171,7 +172,7 @@ fn a_worker_that_reads_the_same_data_and_is_at_its_end_before_the_others_is_name
     assert!(matches!(errors[0].root_cause(), Error::Data(_)));
 }
 
-/// T7: two passes whose steps workers take in different orders do not get each other's batches.
+/// Checks two passes whose steps the workers take in different orders: neither gets the batches of the other (T7).
 #[test]
 fn steps_of_different_datasets_are_independent() {
     let errors = errors(2, 1, |strategy| {
@@ -187,7 +188,7 @@ fn steps_of_different_datasets_are_independent() {
     assert_eq!(errors[0].blame().unwrap().culprits, [0, 1]);
 }
 
-/// T7: TensorFlow hangs.
+/// Checks a worker that leaves a pass early (T7). TensorFlow hangs.
 #[test]
 fn a_worker_that_leaves_a_pass_early_is_named() {
     let results = on_workers(3, 1, |strategy| {
@@ -203,7 +204,7 @@ fn a_worker_that_leaves_a_pass_early_is_named() {
     }
 }
 
-/// An adapter of the standard library calls `next`, at its own source line.
+/// Checks an iterator adapter of the standard library, which calls `next` at its own source line.
 #[test]
 fn the_line_of_a_loop_is_named_also_where_an_adapter_takes_its_steps() {
     let errors = errors(2, 1, |strategy| {

@@ -108,7 +108,7 @@ fn a_lost_worker_is_an_error_of_the_others_in_the_next_step() {
     });
 }
 
-/// Returns the error of a step after one bit of a weight has changed on worker 1, if there is one.
+/// Flips one bit of a weight on worker 1, and returns the error of the next step; `None` if the step succeeds.
 fn flipped(strategy: &Strategy, of: LocalSteps, after: u64) -> Result<Option<Error>> {
     let model = model(strategy)?;
     let optimizer = Adam::new(&model.variables, 0.01)?;

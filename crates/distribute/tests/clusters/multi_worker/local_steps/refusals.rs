@@ -1,4 +1,4 @@
-//! Errors for what does not combine with local steps.
+//! Errors for settings and calls that do not combine with local steps.
 
 use super::{DILOCO, local, model, on, on_groups};
 use candle_core::{Device, Tensor};
@@ -39,7 +39,7 @@ fn a_builder_refuses_what_does_not_combine_before_it_joins() {
     }
 }
 
-/// Checks that all workers get an error that contains `text`.
+/// Checks that `body` returns an error that contains `text` on all workers.
 fn refused(text: &str, body: impl Fn(&Strategy) -> Result<()> + Sync) {
     for error in on((2, 1), local(3, DILOCO), |strategy| Ok(body(strategy).expect_err("an error"))) {
         assert!(matches!(error.root_cause(), Error::NotSupported { .. }), "{error}");

@@ -1,4 +1,4 @@
-//! A whole training in one call, whose workers train alone.
+//! A complete training run in one call, whose workers train alone.
 
 use super::{DILOCO, bits, local, model, on, weights};
 use candle_core::{Device, Module, Tensor};
@@ -9,10 +9,10 @@ use distribute::{Adam, Error, Result, Strategy};
 use distribute_testing::watched;
 use std::path::Path;
 
-/// The losses of an epoch: of the training and of the validation.
+/// The bits of an epoch's losses: of the training, and of the validation if there is one.
 type Losses = (u64, Option<u64>);
 
-/// A callback that ends the training with an error after a step of an epoch.
+/// A callback that ends the run with an error after the given epoch and step.
 struct Ends(Option<(usize, usize)>);
 
 impl Callback for Ends {
@@ -21,8 +21,8 @@ impl Callback for Ends {
     }
 }
 
-/// Returns the losses of each epoch and the weights, to the bit. An epoch has seven steps, of which the last has three
-/// rows.
+/// Trains, and returns the bits of each epoch's losses and of the weights. An epoch has seven steps, of which the last
+/// has three rows.
 fn train(
     strategy: &Strategy,
     folder: Option<&Path>,

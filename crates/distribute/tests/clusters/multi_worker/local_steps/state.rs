@@ -9,17 +9,17 @@ use distribute_testing::watched;
 use std::ops::RangeInclusive;
 use std::path::Path;
 
-/// The parts of a training.
+/// A section of a training: the checkpoint that it resumes from, its steps, and where it saves.
 #[derive(Clone)]
 struct Run<'a> {
     from: Option<&'a Path>,
     steps: RangeInclusive<u64>,
     to: Option<&'a Path>,
-    /// Whether the outer step is made before the training is saved, if it is not due.
+    /// Whether an outer step that is not due is made before the training is saved.
     finishes: bool,
 }
 
-/// Returns the bits of the weights of this worker. In some steps, a loss of one worker is NaN.
+/// Trains as `run` says, and returns the bits of this worker's weights. In some steps, the loss of one worker is NaN.
 fn train(strategy: &Strategy, run: &Run<'_>) -> Result<Vec<u32>> {
     let model = model(strategy)?;
     let optimizer = Adam::new(&model.variables, 0.01)?

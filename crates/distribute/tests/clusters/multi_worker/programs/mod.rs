@@ -1,9 +1,8 @@
-//! Random programs over several workers, each with one planted fault. Nothing hangs, all workers get one text that
-//! names the culprit, and the remaining workers can continue with the same state.
+//! Random programs over several workers, each with one planted fault. Nothing hangs, all workers get the same message,
+//! which names the culprit, and the remaining workers can continue with the same state.
 //!
 //! `DISTRIBUTE_TEST_SEEDS=1000` sets the number of seeds. A range sets the seeds themselves, for example `7..8` for a
 //! single one.
-//! Another number of seeds than the usual: `DISTRIBUTE_TEST_SEEDS=1000`, or those of a range, `7..8` for one alone.
 
 mod program;
 mod verdict;
@@ -25,7 +24,7 @@ use worker::{Gate, Worker};
 /// The number of programs in a run of all tests.
 const SEEDS: u64 = 200;
 
-/// The number of concurrent programs: some only wait for a deadline.
+/// The number of programs that run at the same time. Some of them mostly wait for a deadline.
 const LANES: usize = 4;
 
 fn seeds() -> Range<u64> {
@@ -65,7 +64,7 @@ fn random_programs_with_a_planted_fault() {
     assert!(seeds.end - seeds.start < SEEDS || kinds.len() >= 17, "every kind of fault: {kinds:#?}");
 }
 
-/// Returns the name of a program's fault.
+/// Returns the name of a program's kind of fault.
 fn kind(program: &Program) -> String {
     let (level, wrong) = match &program.fault.kind {
         Kind::Replica(_, wrong) => ("replica", format!("{wrong:?}")),
@@ -105,7 +104,7 @@ fn texts(told: &[Told]) -> String {
     told.iter().map(text).collect()
 }
 
-/// Runs one worker.
+/// Runs one worker of a program.
 fn work(
     strategy: &Strategy,
     program: &Program,

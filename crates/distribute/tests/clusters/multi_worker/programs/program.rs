@@ -2,7 +2,7 @@
 
 use distribute_testing::SplitMix;
 
-/// The program of every worker, and the one fault.
+/// A program that every worker runs, and its fault.
 #[derive(Clone, Debug)]
 pub struct Program {
     pub workers: usize,
@@ -15,53 +15,53 @@ pub struct Program {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Act {
     Run(Vec<Call>),
-    /// A `reduce` of this number of elements.
+    /// A `reduce` of the given number of elements.
     Reduce(usize),
-    /// A `gather` of this number of rows plus the id.
+    /// A `gather` of the given number of rows plus the worker's id.
     Gather(usize),
-    /// A read of the ON_READ variable.
+    /// A read of the variable `seen`, which is ON_READ.
     Read,
-    /// The next batch, and a step of the optimizer on it.
+    /// A step of the optimizer on the next batch.
     Step,
-    /// A checkpoint.
+    /// A save of a checkpoint.
     Save,
 }
 
 /// A call of a replica inside `run`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Call {
-    /// An `all_reduce` of this number of elements.
+    /// An `all_reduce` of the given number of elements.
     Reduce(usize),
-    /// An `all_gather` of this number of rows plus the id.
+    /// An `all_gather` of the given number of rows plus the replica's id.
     Gather(usize),
-    /// A `merge_call` with `reduce_to` and `update` in it.
+    /// A `merge_call` that calls `reduce_to` and `update`.
     Merge,
     /// A step of the optimizer, possibly on a model with a collective in forward.
     Minimize { collective: bool },
     /// A write of all replicas to an ON_WRITE variable.
     Write,
-    /// A write to this replica's copy of the ON_READ variable, which waits for no other replica.
+    /// A write to this replica's copy of the ON_READ variable, which does not wait for other replicas.
     Count,
 }
 
 /// The position and kind of the deviation.
 #[derive(Clone, Debug)]
 pub struct Fault {
-    /// The index of the act that is changed or replaced.
+    /// The index of the act with the fault.
     pub act: usize,
-    /// The global id of the replica. If the fault is a worker's, the id of one of its replicas.
+    /// The global id of the faulty replica. For a fault of a worker, this is the id of one of its replicas.
     pub replica: usize,
     pub kind: Kind,
 }
 
 #[derive(Clone, Debug)]
 pub enum Kind {
-    /// A deviation at this call of the act, which is a run.
+    /// A fault of a replica at the given call of the act, which is a run.
     Replica(usize, Wrong),
     Worker(Mistake),
 }
 
-/// The deviation of a replica.
+/// The kind of a replica's fault.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Wrong {
     Returns,
@@ -80,17 +80,17 @@ pub enum Wrong {
     Late,
 }
 
-/// The deviation of a worker.
+/// The kind of a worker's fault.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Mistake {
     Ends,
     Fails,
     Panics,
     Other(Act),
-    /// A value of one replica with another shape.
+    /// A value of one replica with a wrong shape.
     Shape,
     DType,
-    /// A call in which the worker cannot do its part.
+    /// A call in which the worker cannot contribute, for example because its data cannot be read.
     Unable,
     /// A call after the others have timed out.
     Late,
@@ -100,7 +100,7 @@ pub enum Mistake {
 const LARGE: usize = 9_001;
 
 impl Program {
-    /// Returns the program of a seed, which is always the same.
+    /// Returns the program of a seed. The same seed always results in the same program.
     pub fn random(seed: u64) -> Self {
         let random = &mut SplitMix(seed);
         let (workers, replicas) = loop {
@@ -118,17 +118,17 @@ impl Program {
         }
     }
 
-    /// Returns the worker of the fault.
+    /// Returns the worker with the fault.
     pub fn culprit(&self) -> usize {
         self.fault.replica / self.replicas
     }
 
-    /// Returns the act of the fault.
+    /// Returns the act with the fault.
     pub fn planted(&self) -> &Act {
         &self.acts[self.fault.act]
     }
 
-    /// Returns the number of batches that are requested before the fault.
+    /// Returns the number of batches that the program takes before the fault.
     pub fn batches(&self) -> usize {
         self.acts[..self.fault.act].iter().filter(|act| **act == Act::Step).count()
     }
@@ -146,7 +146,7 @@ impl Act {
         }
     }
 
-    /// Whether workers could confuse the two acts.
+    /// Returns whether workers could confuse the two acts.
     fn is_like(&self, other: &Act) -> bool {
         match (self, other) {
             // The next step of all workers, whatever its replicas do.
@@ -170,17 +170,17 @@ impl Call {
         }
     }
 
-    /// Whether other workers wait for those that perform it.
+    /// Returns whether the replicas of other workers wait for this call.
     pub fn is_rendezvous(&self) -> bool {
         *self != Call::Count
     }
 
-    /// Whether it is a call of one worker's replicas in which that worker then calls the others.
+    /// Returns whether the replicas of one worker meet in this call before their worker calls the others.
     pub fn is_local_first(&self) -> bool {
         matches!(self, Call::Merge | Call::Write)
     }
 
-    /// Whether members could confuse the two calls.
+    /// Returns whether replicas could confuse the two calls.
     fn is_like(&self, other: &Call) -> bool {
         matches!((self, other), (Call::Gather(_), Call::Gather(_))) || self == other
     }
@@ -207,12 +207,12 @@ impl Fault {
         })
     }
 
-    /// Whether the others wait until their deadline, which should then be short.
+    /// Returns whether the other workers wait until their deadline, which should then be short.
     pub fn is_timeout(&self) -> bool {
         matches!(self.kind, Kind::Replica(_, Wrong::Late) | Kind::Worker(Mistake::Late))
     }
 
-    /// Whether the worker does not return.
+    /// Returns whether the faulty worker exits the program.
     pub fn stops_its_worker(&self) -> bool {
         matches!(self.kind, Kind::Worker(Mistake::Ends | Mistake::Fails | Mistake::Panics))
     }

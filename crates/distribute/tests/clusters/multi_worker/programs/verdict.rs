@@ -4,7 +4,7 @@ use super::program::{Call, Fault, Kind, Mistake, Program, Wrong};
 use distribute::Error;
 use distribute::cluster::{Blame, Fault as What};
 
-/// The result of one worker for the act of the fault.
+/// The result of one worker in the act with the fault.
 pub struct Told {
     pub worker: usize,
     /// The error, or `None` if the worker has none.
@@ -16,7 +16,8 @@ impl Told {
         self.error.as_ref()?.blame()
     }
 
-    /// Returns the text that has to be the same on all workers. It omits the local replica that got the error.
+    /// Returns the part of the error's message that must be the same on all workers. It omits the local replica that
+    /// got the error.
     fn text(&self) -> Option<String> {
         let error = self.error.as_ref()?;
         Some(self.blame().map_or_else(|| error.to_string(), ToString::to_string))
@@ -24,7 +25,8 @@ impl Told {
 }
 
 impl Program {
-    /// Checks that all workers without their own error have the same text, which names the culprit.
+    /// Checks the results of all workers: those without a separate error must have the same message, which names the
+    /// culprit.
     pub fn check(&self, told: &[Told]) -> Result<(), String> {
         let own = self.has_a_separate_error();
         let culprit = self.culprit();
@@ -61,7 +63,7 @@ impl Program {
         }
     }
 
-    /// Whether the faulty worker's own error is another one, which is the cause.
+    /// Returns whether the faulty worker's own error is a separate one, which is the cause of the others.
     fn has_a_separate_error(&self) -> bool {
         matches!(
             self.fault.kind,
@@ -116,9 +118,9 @@ impl Program {
         }
     }
 
-    /// Whether more replicas may be named. This happens if a call of one worker's replicas, in which it would then
-    /// call the others, meets another call. The correct replicas of that worker are then outside the call that the
-    /// others are already inside.
+    /// Returns whether the error may name more replicas than the culprit. This happens if a call in which the replicas
+    /// of one worker first meet is replaced: the correct replicas of that worker then have not reached the call that
+    /// the other workers wait in.
     fn may_name_more(&self, blame: &Blame) -> bool {
         let Kind::Replica(at, wrong) = &self.fault.kind else { return false };
         let super::program::Act::Run(calls) = self.planted() else { return false };

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
-/// A gate for the straggler: it waits until this number of other workers have their error.
+/// A gate that delays the straggler until the given number of other workers have their error.
 #[derive(Default)]
 pub struct Gate {
     told: Mutex<usize>,
@@ -36,23 +36,23 @@ impl Gate {
     }
 }
 
-/// One worker of the program.
+/// A worker of a random program, with its state.
 pub struct Worker<'a> {
     program: &'a Program,
     gate: &'a Gate,
     kit: Kit<'a>,
     batches: DistributedIterator<HostTensor>,
-    /// The expected values of `written` and `seen`, as far as the program succeeded.
+    /// The expected values of `written` and `seen` after the acts that succeeded.
     wrote: i64,
     counted: i64,
 }
 
-/// The objects that its replicas use.
+/// The objects that a worker's replicas use.
 struct Kit<'a> {
     strategy: &'a Strategy,
     model: Replicated<Linear>,
     optimizer: Sgd,
-    /// The ON_WRITE variables: updated by merge functions, and written by replicas.
+    /// The ON_WRITE variable that merge functions update.
     merged: Variable,
     written: Variable,
     /// The ON_READ variable.
@@ -60,7 +60,7 @@ struct Kit<'a> {
     folder: PathBuf,
 }
 
-/// The deviation of a replica in the act of the fault.
+/// The fault of a replica in the act with the fault.
 #[derive(Clone, Copy)]
 struct Planted<'a> {
     fault: &'a Fault,
@@ -118,7 +118,8 @@ impl<'a> Worker<'a> {
         Ok(Self { program, gate, kit, batches, wrote: 0, counted: 0 })
     }
 
-    /// Performs an act correctly. The results are compared with those of one thread that has all replicas' values.
+    /// Performs an act correctly. The results are compared with those of a single thread that has the values of all
+    /// replicas.
     pub fn healthy(&mut self, number: usize, act: &Act) -> Result<()> {
         if let Act::Run(calls) = act {
             let n = self.kit.strategy.num_replicas_in_sync();
@@ -133,7 +134,7 @@ impl<'a> Worker<'a> {
         self.make(number, act, None, true)
     }
 
-    /// Performs the act of the fault on this worker.
+    /// Performs the act with the fault on this worker.
     pub fn planted(&mut self) -> Result<()> {
         let (program, me) = (self.program, self.kit.strategy.world().worker());
         let (fault, act) = (&program.fault, program.planted());
@@ -221,7 +222,7 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Makes every kind of call after the fault, and checks the results. The state has to be the same on all workers.
+    /// Makes every kind of call after the fault, and checks the results. The state must be the same on all workers.
     pub fn afterwards(&mut self) -> Result<()> {
         let (strategy, n) = (self.kit.strategy, self.kit.strategy.num_replicas_in_sync());
         let calls =
@@ -247,7 +248,7 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Makes a call with a worker that is gone. It has to fail at once.
+    /// Makes a call in which a worker is missing. The call must fail at once.
     pub fn call_without_one(&self) -> Result<i64> {
         self.kit.strategy.reduce(ReduceOp::Sum, 1i64, None)
     }
@@ -364,7 +365,7 @@ fn other_dtype(len: usize) -> HostTensor {
     HostTensor::vector(vec![1f64; len])
 }
 
-/// Returns the calls of the planted replica.
+/// Returns the calls of the faulty replica.
 fn with_fault(calls: &[Call], at: usize, wrong: &Wrong) -> Vec<Call> {
     let mut calls = calls.to_vec();
     match wrong {
@@ -391,7 +392,7 @@ impl Checkpointed for Part {
     }
 }
 
-/// An operation that returns its argument and has no gradient.
+/// An operation that returns its argument, and whose backward pass fails.
 struct Breaks {
     panics: bool,
 }
