@@ -1,4 +1,4 @@
-//! The cached values of variables on parameter servers, with which candle computes, and the requests that refresh them.
+//! The cached values of variables on parameter servers. candle computes with these values.
 
 use super::channels::{ServerRequest, unexpected};
 use super::{PendingReplies, Sharded};
@@ -11,35 +11,34 @@ use std::fmt;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-/// A candle variable that represents a variable on parameter servers. It contains the values that were fetched last. If
-/// it is only used by layers that look up rows, it contains no values: it reserves address space, but uses no memory.
+/// A candle variable with the latest fetched values of a variable on parameter servers. If only layers that look up
+/// rows use the variable, no values are cached: the candle variable reserves address space, but takes no memory.
 pub struct HostCache {
     tables: Sharded,
     var: Var,
     /// The version of each shard's cached value.
     shards: Coherent<Version>,
-    /// A [`Fetched`], which determines the values that are fetched.
+    /// A [`Fetched`] as a number: which values are fetched.
     fetched: AtomicU8,
-    /// A lock that is held while all values are fetched for the first time, because an operation other than a
-    /// lookup of rows needs them.
+    /// A lock that is held while all values are fetched for the first time, because an operation other than a lookup of
+    /// rows needs them.
     loading: Mutex<()>,
     /// The copies for replicas whose devices have separate memory.
     copies: OnceLock<Arc<DeviceCopies>>,
 }
 
-/// The set of values that are fetched. Each variant includes the previous ones.
+/// The values of a variable that are fetched. Each variant includes the previous ones.
 #[repr(u8)]
 enum Fetched {
-    /// Only the rows that each batch needs; they are not cached.
+    /// Only the rows that a batch looks up, which are not cached.
     Rows,
-    /// All values, but they have not arrived yet.
+    /// All values, which have not arrived yet.
     Loading,
     All,
 }
 
 impl HostCache {
-    /// Creates the candle variable for a cache. Its values are zeros, which use no memory until they are
-    /// written.
+    /// Creates the candle variable for a cache. Its values are zeros, which take no memory until they are written.
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`]: this process does not have enough address space for the variable.
@@ -55,8 +54,8 @@ impl HostCache {
         Ok(Var::zeros(shape, dtype, &Device::Cpu)?)
     }
 
-    /// Creates the cache of a variable. Each step fetches the complete value when it begins. If `by_row` is set, only
-    /// the rows that a batch needs are fetched, until [`load`](Self::load) is called.
+    /// Creates the cache of a variable. Each step fetches the complete value when it begins. If `by_row` is `true`,
+    /// only the rows that a batch looks up are fetched, until [`load`](Self::load) is called.
     pub fn new(tables: Sharded, var: Var, by_row: bool) -> Self {
         let fetched = if by_row { Fetched::Rows } else { Fetched::Loading };
         let (fetched, shards) = (AtomicU8::new(fetched as u8), Coherent::new(tables.shards().len()));
@@ -75,13 +74,13 @@ impl HostCache {
         let _ = self.copies.set(copies);
     }
 
-    /// Returns `true` if each step fetches all values when it begins, not only rows.
+    /// Returns `true` if each step fetches all values when it begins, and not only the rows that a batch looks up.
     pub fn fetches_all(&self) -> bool {
         self.fetched.load(Ordering::Relaxed) != Fetched::Rows as u8
     }
 
-    /// Fetches the shards that have changed. Does nothing if the cache is for rows only. No thread may be computing
-    /// with the values.
+    /// Fetches the shards that have changed. Does nothing if only rows are fetched. No thread may be computing with the
+    /// values.
     ///
     /// # Errors
     /// - [`Error::Server`]: a server did not answer, or its response does not match the request.
@@ -90,8 +89,8 @@ impl HostCache {
         fetch_all(operation, std::slice::from_ref(self))
     }
 
-    /// Makes the cache complete: from now on, each step fetches all values, not only the rows that its batch needs. If
-    /// the values have not been fetched yet, fetches them before returning. Concurrent calls wait for that fetch.
+    /// Makes each later step fetch all values, and not only the rows that a batch looks up. Returns once the values
+    /// have been fetched for the first time. Concurrent calls wait for that fetch.
     ///
     /// # Errors
     /// - [`Error::Server`], [`Error::InvalidArgument`]: see [`refresh`](Self::refresh). The next step tries again.
@@ -110,23 +109,22 @@ impl HostCache {
         self.fetched.load(Ordering::Acquire) == Fetched::All as u8
     }
 
-    /// Returns `true` if candle can compute with the cache: either all values have been fetched, or only rows
-    /// are needed.
+    /// Returns `true` if candle can compute with the cache: all values were fetched, or only rows are looked up.
     pub fn is_ready(&self) -> bool {
         self.fetched.load(Ordering::Acquire) != Fetched::Loading as u8
     }
 }
 
-/// Requests in flight that refresh some caches.
+/// Requests in flight that refresh caches.
 pub(crate) struct Fetch {
-    /// The caches to be refreshed, each with its number of shards. A fetch does not keep caches alive.
+    /// The caches to refresh, each with its number of shards. A fetch does not keep caches alive.
     caches: Vec<(Weak<HostCache>, usize)>,
     answers: PendingReplies,
 }
 
 impl Fetch {
-    /// Requests the changed shards of those caches that are fetched completely. Returns `None` if there is no
-    /// such cache.
+    /// Requests the changed shards of the caches whose values are all fetched. Returns `None` if there are none of
+    /// these.
     pub(crate) fn start(caches: &[Arc<HostCache>]) -> Option<Self> {
         let whole: Vec<_> = caches.iter().filter(|cache| cache.fetches_all()).collect();
         let reads = |cache: &&Arc<HostCache>| cache.tables.read_requests(&cache.shards.versions(), true);
@@ -139,8 +137,8 @@ impl Fetch {
     /// Waits for the values and writes them into the caches. No thread may be computing with them.
     ///
     /// # Errors
-    /// Returns the error of the first server that did not answer, or whose value has a different shape or dtype. In
-    /// these cases no value has been changed. If writing into memory fails, some values may have been changed.
+    /// Returns the first error: a server did not answer, or its value has a different shape or dtype. No value has
+    /// changed then. If writing to memory fails, some values may have changed.
     pub(crate) fn finish(self, operation: &'static str) -> Result<()> {
         let mut answers = self.answers.wait(operation)?.into_iter();
         let (mut changes, mut fetched) = (Vec::new(), Vec::new());
@@ -174,7 +172,7 @@ impl Fetch {
     }
 }
 
-/// Fetches the changed shards of some caches. No thread may be computing with their values.
+/// Fetches the changed shards of caches. No thread may be computing with their values.
 ///
 /// # Errors
 /// Returns the errors of [`Fetch::finish`].

@@ -1,4 +1,4 @@
-//! Sends requests to several parameter servers at once.
+//! [`Channels`]: the connections to all parameter servers, which send requests to several servers at once.
 
 use super::closure_sequence::ClosureSequence;
 use super::lock_step::LockStep;
@@ -12,20 +12,20 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// The maximum total size, in bytes, of the requests or of the responses that share a message. A larger request has a
-/// separate message.
+/// The maximum total size in bytes of the requests, or of the responses, that share a message. A larger request has its
+/// own message.
 const MESSAGE_BYTES: usize = 1 << 20;
 
 /// The maximum number of requests in a message.
 const MAX_REQUESTS: usize = 1024;
 
-/// The connections to all servers, by the servers' indices.
+/// The connections to all servers, by the index of the server.
 pub struct Channels {
     channels: Vec<Arc<dyn Channel>>,
     timeout: Duration,
-    /// The running closure to which changes belong, if there is one.
+    /// The running closure that makes the changes, if there is one.
     closure: Mutex<Option<ClosureSequence>>,
-    /// This worker's part in changes that several workers make together; `None` if it makes its own changes.
+    /// The servers to which this worker sends the changes of all workers; `None` if it sends only its own changes.
     lock_step: Option<LockStep>,
 }
 
@@ -36,7 +36,7 @@ pub struct ServerRequest {
     pub server: usize,
     /// The request to send.
     pub request: Request,
-    /// The approximate size in bytes of the request or of its response.
+    /// The approximate size in bytes of the request, or of its response if that is larger.
     pub bytes: usize,
 }
 
@@ -45,7 +45,7 @@ impl Channels {
         Self { channels, timeout, closure: Mutex::new(None), lock_step: None }
     }
 
-    /// Declares that all workers make the same changes in lock step. Each change is sent by one of the workers.
+    /// Declares that all workers make the same changes in lock step. Each change is then sent by one of them.
     pub(crate) fn in_lock_step(self, lock_step: LockStep) -> Self {
         Self { lock_step: Some(lock_step), ..self }
     }
@@ -59,8 +59,8 @@ impl Channels {
         self.lock_step.is_none_or(|lock_step| lock_step.is_sender(server))
     }
 
-    /// Assigns later changes to `closure`. `None` ends the running closure; steps that have not been committed are then
-    /// no longer counted. Returns `false` and does nothing if another closure is running.
+    /// Assigns later changes to `closure`. `None` ends the running closure; its steps that were not committed no longer
+    /// count. Returns `false` and does nothing if another closure is running.
     pub(super) fn run(&self, closure: Option<ClosureSequence>) -> bool {
         let mut running = lock(&self.closure);
         let can = running.is_none() || closure.is_none();
@@ -70,8 +70,8 @@ impl Channels {
         can
     }
 
-    /// Records that `finished`, the step counter of an optimizer, has counted a step of the running closure, if there
-    /// is one.
+    /// Records that `finished`, the step counter of an optimizer, has counted a step, so that the running closure can
+    /// subtract it.
     pub(super) fn record_step(&self, finished: &Arc<AtomicU64>) {
         lock(&self.closure).iter_mut().for_each(|closure| closure.record_step(finished));
     }
@@ -90,7 +90,7 @@ impl Channels {
         self.channels.len()
     }
 
-    /// Sends the same request to all servers at once. Returns each server's response, or the error if the request
+    /// Sends the same request to all servers at once. Returns the response of each server, or an error if the request
     /// failed or the server did not answer within `timeout`.
     pub(crate) fn ask_each(
         &self,
@@ -117,25 +117,23 @@ impl Channels {
     }
 
     /// Sends all requests at once, each to its server, without waiting for the responses. Requests for the same table
-    /// are executed in the given order.
-    ///
-    /// All requests have the same deadline. If a request cannot be sent to a server, nothing more is sent to
-    /// this server.
+    /// are executed in the given order. All requests have the same deadline. After a request could not be sent to a
+    /// server, nothing more is sent to that server.
     pub(crate) fn start(&self, mut requests: Vec<ServerRequest>) -> PendingReplies {
         self.number_changes(&mut requests);
         self.start_numbered(requests)
     }
 
     // INV-59
-    /// Assigns numbers to the changes of the running closure, if there is one. To send a change again under the same
-    /// number, call [`start_numbered`](Self::start_numbered).
+    /// Numbers the changes of the running closure, if there is one. To send them again under the same numbers, call
+    /// [`start_numbered`](Self::start_numbered).
     pub(super) fn number_changes(&self, requests: &mut [ServerRequest]) {
         lock(&self.closure).iter_mut().for_each(|closure| {
             closure.number_changes(requests.iter_mut().map(|ask| (ask.server, &mut ask.request)));
         });
     }
 
-    /// Acts like [`start`](Self::start), for requests whose changes have already been numbered.
+    /// Equivalent to [`start`](Self::start), for requests whose changes were already numbered.
     pub(super) fn start_numbered(&self, requests: Vec<ServerRequest>) -> PendingReplies {
         let (answers, mut sent) = (self.answers_of_others(&requests), Vec::new());
         let deadline = Deadline::after(self.timeout);
@@ -163,7 +161,7 @@ impl Channels {
         }
     }
 
-    /// Returns a response for each request that another worker sends, in place of the server's; `None` for each request
+    /// Returns a substitute for the response to each request that another worker sends, and `None` for each request
     /// that this worker sends.
     fn answers_of_others(&self, requests: &[ServerRequest]) -> Vec<Option<Answer>> {
         let of_other = |ServerRequest { server, request, .. }: &ServerRequest| {
@@ -173,8 +171,8 @@ impl Channels {
         requests.iter().map(of_other).collect()
     }
 
-    /// Groups the requests for which `answers` has no response into messages, and returns the messages to each server.
-    /// Requests to servers that do not exist are left out.
+    /// Groups the requests that have no response in `answers` into messages. Returns the messages to each server.
+    /// Requests to servers that do not exist are omitted.
     fn messages(&self, requests: Vec<ServerRequest>, answers: &[Option<Answer>]) -> Vec<Vec<Message>> {
         let mut of_servers: Vec<Messages> = self.channels.iter().map(|_| Messages::default()).collect();
         let unanswered =
@@ -188,7 +186,7 @@ impl Channels {
     }
 }
 
-/// The messages to one server, while requests are being added.
+/// The messages to one server, while requests are added.
 #[derive(Default)]
 struct Messages {
     all: Vec<Message>,
@@ -196,7 +194,7 @@ struct Messages {
     open: usize,
     /// The index of the last message with a request for each table.
     last: HashMap<String, usize>,
-    /// The index of the first message to which later requests may be added, whatever their table.
+    /// The index of the first message to which requests for any table may be added.
     barrier: usize,
 }
 
@@ -241,7 +239,8 @@ type Answer = Result<Response, ChannelError>;
 
 /// Requests that have been sent and whose responses may not have arrived yet.
 pub(crate) struct PendingReplies {
-    /// The responses to requests that other workers send; `None` for each request that this worker sends.
+    /// The substitutes for responses to requests that other workers send; `None` for each request that this worker
+    /// sends.
     answers: Vec<Option<Answer>>,
     messages: Vec<Sent>,
 }
@@ -254,10 +253,10 @@ struct Sent {
 }
 
 impl PendingReplies {
-    /// Waits for all responses. Returns them in the order of the requests.
+    /// Waits for all responses, and returns them in the order of the requests.
     ///
     /// # Errors
-    /// Returns the first error in this order, after every server has answered or failed. The other requests may have
+    /// Returns the first error in this order, after all servers have answered or failed. The other requests may have
     /// been executed.
     pub(crate) fn wait(self, operation: &'static str) -> Result<Vec<Response>> {
         let answers = self.wait_each().into_iter();
@@ -282,7 +281,7 @@ impl PendingReplies {
     }
 }
 
-/// Returns the error of an operation after one of its requests has failed.
+/// Returns the error of an operation of which a request has failed.
 pub(super) fn failed(operation: &'static str, source: ChannelError) -> Error {
     Error::Server { operation, source: Box::new(with_advice(source)) }
 }
@@ -320,7 +319,7 @@ fn batch(mut requests: Vec<Request>) -> Request {
 }
 
 /// Splits the response to a message into the responses to its `count` requests. If the message failed, or the response
-/// does not fit, each request gets the error.
+/// has another number of parts, each request gets an error.
 fn unbatch(
     channel: &dyn Channel,
     answer: Result<Response, ChannelError>,
@@ -345,7 +344,7 @@ fn unbatch(
     }
 }
 
-/// Returns the error for a response of the server with index `server` that does not match its request.
+/// Returns the error for a response of server `server` that does not match its request.
 pub fn unexpected(operation: &'static str, server: usize, found: &Response) -> Error {
     let (server, request, found) = (format!("ps {server}"), operation.to_string(), found.name().to_string());
     Error::Server { operation, source: Box::new(ChannelError::Answer { server, request, found }) }

@@ -1,5 +1,5 @@
-//! Changes that closures make on parameter servers. A closure runs again if its worker fails, but each of its
-//! changes is applied only once.
+//! Changes on parameter servers by closures. A closure runs again if its worker fails, but each of its changes is
+//! applied only once.
 
 use super::ParameterServers;
 use super::channels::{ServerRequest, unexpected};
@@ -8,10 +8,10 @@ use distribute_base::{Error, Result};
 use distribute_ps_tables::{Origin, Request, Response, Tables};
 use std::hash::{BuildHasher, RandomState};
 
-/// A guard: while it exists, the changes that its strategy makes on parameter servers belong to a closure.
-/// See [`ParameterServers::run_closure`].
+/// A guard for the time in which the changes that a strategy makes on parameter servers belong to a closure. See
+/// [`ParameterServers::run_closure`].
 ///
-/// If the guard is dropped, and [`end`](Self::end) has not succeeded, the closure's steps are subtracted from the
+/// If the guard is dropped before [`end`](Self::end) has succeeded, the closure's steps are subtracted from the
 /// optimizers' `finished_steps`, because the closure will run again.
 #[derive(Debug)]
 #[must_use = "changes belong to the closure until this guard is dropped"]
@@ -19,7 +19,7 @@ pub struct RunningClosure<'a>(&'a ParameterServers);
 
 impl RunningClosure<'_> {
     /// Waits until servers have acknowledged all changes of the closure, including updates in flight. The closure has
-    /// then succeeded, and its steps remain counted. Does not wait while a step is running.
+    /// then succeeded, and its steps remain counted. If a step is running, does not wait for updates in flight.
     ///
     /// # Errors
     /// Returns the error of the first update that failed, or an error if another thread does not finish writing values
@@ -38,14 +38,13 @@ impl Drop for RunningClosure<'_> {
 }
 
 impl ParameterServers {
-    /// Assigns all changes that the strategy makes on parameter servers, such as gradients and writes to
-    /// variables, to a closure. This lasts until the returned guard is dropped.
-    ///
-    /// The closure may run again, on this worker or on another one. Servers then acknowledge the changes that
-    /// have already been applied, but do not apply them again. Changes are identified by the order in which
-    /// the strategy starts them. A closure must therefore perform the same operations each time; values and
-    /// examples may differ. An update that is still in flight when the guard is dropped still belongs to this
+    /// Assigns all changes that the strategy makes on parameter servers, such as gradients and writes to variables, to
+    /// a closure until the returned guard is dropped. An update that is then still in flight also belongs to the
     /// closure.
+    ///
+    /// The closure may run again, on this worker or on another one. Servers then acknowledge changes that were already
+    /// applied, without applying them again. Changes are identified by the order in which the strategy starts them. A
+    /// closure must therefore perform the same operations each time; values and examples may differ.
     ///
     /// A server rejects the changes if the closure has already finished on another worker, or if another job
     /// has begun: see [`ErrorKind::Stale`](distribute_base::ErrorKind::Stale).
@@ -61,14 +60,14 @@ impl ParameterServers {
         Err(Error::invalid("run_closure", reason))
     }
 
-    /// Begins a job, and returns its number, which is greater than that of every job that the servers know. Use the
-    /// number in the [`Origin`] of the job's closures. After this method has returned, closures of earlier jobs can no
-    /// longer change anything, even if they are still running.
+    /// Begins a job, and returns its number, which is greater than the number of any job that the servers know. Use it
+    /// in the [`Origin`] of the job's closures. Once this has returned, closures of earlier jobs can no longer change
+    /// anything, even if they are still running.
     ///
     /// # Errors
     /// - [`Error::Server`]: a server did not answer. The call can be repeated.
-    /// - [`Error::InvalidArgument`]: another coordinator began a job at the same time. Some servers may have
-    ///   accepted the new job. The call can be repeated.
+    /// - [`Error::InvalidArgument`]: another coordinator began a job at the same time. Some servers may have accepted
+    ///   this job. The call can be repeated.
     pub fn begin_job(&self) -> Result<u64> {
         const OPERATION: &str = "begin_job";
         let newest = self.request_job(0)?;
@@ -85,7 +84,7 @@ impl ParameterServers {
         Ok(job)
     }
 
-    /// Begins job `job` on all servers, or none if `job` is 0. Returns the greatest job number that any server knows.
+    /// Begins job `job` on all servers; 0 begins no job. Returns the greatest number of a job that any server knows.
     fn request_job(&self, job: u64) -> Result<u64> {
         const OPERATION: &str = "begin_job";
         let ask = |server| ServerRequest { server, request: Request::BeginJob { job }, bytes: 0 };

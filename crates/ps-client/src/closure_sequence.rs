@@ -1,4 +1,4 @@
-//! The changes that a running closure makes on parameter servers, numbered in the order in which it makes them.
+//! The numbers of the changes that a running closure makes on parameter servers.
 
 use distribute_ps_tables::{Origin, Request};
 use std::collections::HashMap;
@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering::Relaxed;
 pub(super) struct ClosureSequence {
     origin: Origin,
     next: u64,
-    /// The step counters that have counted steps of the closure, each with the number of these steps.
+    /// The step counters that have counted steps of the closure, and the number of these steps.
     steps: Vec<(Arc<AtomicU64>, u64)>,
 }
 
@@ -28,16 +28,16 @@ impl ClosureSequence {
         }
     }
 
-    /// Makes the counted steps permanent, because the closure has succeeded.
+    /// Keeps the counted steps, because the closure has succeeded.
     pub fn commit_steps(&mut self) {
         self.steps.clear();
     }
 
-    /// Numbers the changes among some requests, each with the index of its server, so that servers apply each
-    /// change only once.
+    /// Numbers the changes among `requests`, each of which is given with the index of its server, so that servers apply
+    /// each change only once.
     ///
-    /// The numbers count operations, not the changes of each table. Another execution of the closure may use
-    /// different rows and skip a table that this execution has changed, but it performs the same operations.
+    /// The numbers count operations, and not the changes of each table. Another execution of the closure performs the
+    /// same operations, but it may use different rows, and skip a table that this execution has changed.
     pub fn number_changes<'a>(&mut self, requests: impl Iterator<Item = (usize, &'a mut Request)>) {
         // Usually an operation changes each table once.
         let mut before: HashMap<(usize, String), u64> = HashMap::new();
@@ -56,9 +56,9 @@ impl ClosureSequence {
 }
 
 impl Drop for ClosureSequence {
-    /// Subtracts the steps of a closure that has not succeeded, because it will count them again when it runs again. If
-    /// steps were counted twice, the step number would exceed the number of updates on the servers. Rules such as Adam
-    /// depend on the step number.
+    /// Subtracts the steps of a closure that has not succeeded, because the closure counts them again when it runs
+    /// again. If they counted twice, the step number would exceed the number of updates on the servers, on which rules
+    /// such as Adam depend.
     fn drop(&mut self) {
         for (finished, steps) in self.steps.drain(..) {
             // A checkpoint with fewer steps may have been restored in between.

@@ -1,4 +1,4 @@
-//! Connections to parameter servers, in this process or in others.
+//! Connecting to parameter servers, in this process or in others.
 
 use crate::{layout, local_cluster};
 use distribute_base::{Error, ErrorKind, Result};
@@ -11,14 +11,15 @@ use std::time::Duration;
 /// The name of the operation in errors.
 pub(crate) const OPERATION: &str = "connecting to parameter servers";
 
-/// Connects to all servers, which have the given addresses. Waits no longer than `patience` for servers in other
-/// processes to answer. If this process `begins` the training run, and no server is in this process, also checks that
-/// all servers belong to the same training run, or makes them store the layout of a new one.
+/// Connects to the servers at the given addresses. Servers in other processes must answer within `patience`.
+///
+/// If this process `begins` the training run, and all servers are in other processes, also checks that all of them
+/// belong to the same training run, or makes them store the layout of a new one.
 ///
 /// # Errors
 /// - [`Error::Failed`]: servers did not answer. The error lists them, with the causes.
-/// - [`Error::InvalidArgument`]: servers have tables of a different training run, or of a different number of servers;
-///   or a server has tables but no layout.
+/// - [`Error::InvalidArgument`]: servers have tables of a different training run, or of one with another number of
+///   servers; or a server has tables but no layout.
 /// - [`Error::Server`]: a server cannot store the layout of the training run, or did not answer this request.
 pub fn connect(
     servers: &[Address],

@@ -1,4 +1,4 @@
-//! A variable on parameter servers whose rows are identified by 64-bit ids.
+//! [`Dynamic`]: a variable on parameter servers whose rows have 64-bit ids.
 
 use super::channels::{ServerRequest, unexpected};
 use super::sharded::{self, Initial, REQUEST_BYTES, RowRead, Sharded, UniqueRows};
@@ -17,11 +17,11 @@ use std::cmp::Reverse;
 /// The maximum number of ids in a request that lists the rows to keep.
 const MAX_IDS: usize = 1 << 20;
 
-/// A variable whose rows are in a table of ids on each server, or in a single table. A hash of the id determines the
-/// server that stores its row.
+/// A variable whose rows are in a dynamic table on each server, or in a single one. A hash of the id determines the
+/// server of a row.
 #[derive(Clone, Debug)]
 pub struct Dynamic {
-    /// The tables, represented as the shards of a variable. Each table is treated as one row.
+    /// The tables as the shards of a variable, in which each table counts as one row.
     tables: Sharded,
     partition: HashPartition,
     options: DynamicOptions,
@@ -29,7 +29,7 @@ pub struct Dynamic {
 
 impl Dynamic {
     /// Creates a variable, or finds one that another process has created in the same way. It has a table on each
-    /// server, or a single table on the server of another variable.
+    /// server, or only one, on the server of another variable.
     ///
     /// # Errors
     /// Returns the errors of [`Sharded::create`].
@@ -68,7 +68,7 @@ impl Dynamic {
         self.options
     }
 
-    /// Reads the rows of `ids`. Each row is read once, even if its id is repeated.
+    /// Reads the rows of `ids`. A row whose id is repeated is read once.
     ///
     /// # Errors
     /// - [`Error::Server`](distribute_base::Error::Server): a server did not answer.
@@ -78,12 +78,12 @@ impl Dynamic {
         self.row_read(operation, ids).send(operation)
     }
 
-    /// Prepares a read of the rows of `ids`, without sending it. Each row is read once, even if its id is repeated.
+    /// Prepares a read of the rows of `ids`, without sending it. A row whose id is repeated is read once.
     pub fn row_read(&self, operation: &'static str, ids: &[i64]) -> RowRead<'_> {
         Self::row_read_of(Cow::Borrowed(self), operation, ids)
     }
 
-    /// Acts like [`row_read`](Self::row_read), for a variable that the read may own.
+    /// Equivalent to [`row_read`](Self::row_read), except that the read may own the variable.
     pub(crate) fn row_read_of<'a>(of: Cow<'a, Self>, operation: &'static str, ids: &[i64]) -> RowRead<'a> {
         let unique = UniqueIds::new(ids);
         let split = of.partition.split(unique.ids());
@@ -114,8 +114,8 @@ impl Dynamic {
         })
     }
 
-    /// Returns the requests that apply a gradient to the rows of `ids`, which must not contain duplicates.
-    /// `gradient(positions)` returns the gradients of the ids at these positions.
+    /// Returns the requests that apply a gradient to the rows of `ids`, which must be distinct. `gradient(positions)`
+    /// returns the gradients of the ids at these positions in `ids`.
     ///
     /// # Errors
     /// Returns the error of `gradient`.
@@ -165,7 +165,7 @@ impl Dynamic {
         merge(parts)
     }
 
-    /// Returns the description of the table on each server.
+    /// Returns the properties of the table on each server.
     fn infos(&self, operation: &'static str) -> Result<Vec<TableInfo>> {
         let shards = self.tables.shards();
         let requests = shards.iter().map(|shard| ServerRequest {
@@ -188,8 +188,8 @@ impl Dynamic {
     }
 
     /// Sets the values of `ids`, and removes all other rows. `used` contains the [uses](DynamicState::used) of each id.
-    /// Existing rows keep their slots; new rows get initial slots. Logs a warning if a server does not have enough
-    /// space for all rows.
+    /// Slots of existing rows do not change; new rows get initial slots. Logs a warning if a server does not have space
+    /// for all rows.
     ///
     /// # Errors
     /// - [`Error::Server`](distribute_base::Error::Server): a server did not answer. Some of the rows may have been
@@ -218,8 +218,7 @@ impl Dynamic {
         Ok(())
     }
 
-    /// Sets the slots of `ids`. Ids without a row get a row. Logs a warning if a server does not have enough space for
-    /// all rows.
+    /// Sets the slots of `ids`. Ids without a row get one. Logs a warning if a server does not have space for all rows.
     ///
     /// # Errors
     /// - [`Error::Server`](distribute_base::Error::Server): a server did not answer. Some of the slots may have been
@@ -255,7 +254,7 @@ impl Dynamic {
         }
     }
 
-    /// Removes all rows of a shard, except for those of `ids`.
+    /// Removes all rows of a shard except those of `ids`.
     fn keep(&self, operation: &'static str, shard: usize, mut ids: Vec<i64>) -> Result<()> {
         ids.sort_unstable();
         let mut first = i64::MIN;
@@ -333,8 +332,8 @@ impl Dynamic {
     }
 }
 
-/// Merges parts of tables, and sorts their rows by id. The first part may be empty, and determines the dtype and the
-/// shape of a row.
+/// Merges parts of tables, and sorts their rows by id. The first part determines the dtype and the shape of a row; it
+/// may be empty.
 fn merge(parts: Vec<DynamicState>) -> Result<DynamicState> {
     // Parts without rows may have been read before there were slots.
     let names: Vec<String> = parts

@@ -1,5 +1,4 @@
-//! The layout of a training run on its servers. Each server stores a record of the layout; the records determine
-//! whether the training run can be resumed.
+//! The layout of a training run: the record on each server that determines whether the run can resume.
 
 use crate::connect::OPERATION;
 use distribute_base::{Error, Result};
@@ -12,7 +11,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Returns the request for the state of a server, which [`parse_state`] extracts from the response.
+/// Returns the request for the state of a server. [`parse_state`] reads its response.
 pub(crate) fn state_request() -> Request {
     Request::Batch(vec![
         Request::List,
@@ -21,8 +20,8 @@ pub(crate) fn state_request() -> Request {
     ])
 }
 
-/// Extracts the state of a server from its response to [`state_request`]. Anything that the response lacks keeps its
-/// default value.
+/// Reads the state of a server from its response to [`state_request`]. Fields for which the response contains no data
+/// keep their default values.
 pub(crate) fn parse_state(answer: &Response) -> ServerState {
     let mut state = ServerState::default();
     let Response::Batch(answers) = answer else { return state };
@@ -40,13 +39,12 @@ pub(crate) fn parse_state(answer: &Response) -> ServerState {
 }
 
 // INV-73
-/// Makes all servers store the layout of a new training run, or checks that they already belong to the same one.
-/// `found` is the state of each server. Servers that have lost their tables store the layout again, after a warning has
-/// been logged.
+/// Makes all servers store the layout of a new training run, or checks that they belong to the same one. `found` is the
+/// state of each server. Servers that have lost their tables store the layout again, and a warning is logged.
 ///
 /// # Errors
-/// - [`Error::InvalidArgument`]: servers have tables of a different training run or of a different number of
-///   servers, or a server has tables but no layout.
+/// - [`Error::InvalidArgument`]: servers have tables of a different training run, or of one with another number of
+///   servers; or a server has tables but no layout.
 /// - [`Error::Server`]: a server did not answer or cannot store the layout.
 pub(crate) fn ensure_layout(
     channels: &[Arc<dyn Channel>],

@@ -1,37 +1,35 @@
 //! The client of variables on parameter servers.
 //!
 //! Start at [`ParameterServers`], which has the connections to a strategy's servers and decides where variables are
-//! stored. The storage of a variable is a `RemoteVariable`. It contains a `Sharded`, which maps rows to tables on
-//! servers, or a `Dynamic`, whose rows are identified by ids. Reads and writes are requests, which are sent to several
-//! servers at once.
+//! stored. A variable on servers is a `RemoteVariable`. It contains a `Sharded`, which maps rows to tables on servers,
+//! or a `Dynamic`, whose rows have ids. Reads and writes are requests, which are sent to several servers at once.
 //!
-//! candle computes with a `HostCache` of each variable. A step begins with `Session::begin_step`, which
-//! fetches the changes of all caches and their versions, with one message per server if it is not too large.
-//! Layers that look up rows fetch only the rows for the ids in a call. The cache of such a table is never
-//! written, so it uses address space but no memory. After any other access to the table, the complete table
-//! is fetched.
+//! candle computes with a `HostCache` of each variable. A step begins with `Session::begin_step`, which fetches the
+//! changed values of all caches, in one message per server unless that is too large. Layers that look up rows fetch
+//! only the rows for the ids in a call. The cache of such a table is never written, so it takes address space but no
+//! memory. After any other access to the table, each step fetches the complete table.
 //!
-//! `Session::push` sends the reduced gradients of a step, followed by requests to read the new values. If
-//! values may be stale, no thread waits for the responses until the permitted number of updates is in flight.
+//! `Session::push` sends the reduced gradients of a step, followed by requests to read the new values. If values may be
+//! stale, it waits for responses only once the permitted number of updates is in flight.
 //!
 //! | module | contents |
 //! |---|---|
 //! | `channels` | sends requests to several servers at once |
-//! | `closure`, `closure_sequence` | closures that may run again, but whose changes are applied once; their numbers |
+//! | `closure`, `closure_sequence` | the changes of closures that may run again, and the numbers of these changes |
 //! | `sharded` | a variable in shards: reads and writes |
-//! | `dynamic` | a variable whose rows are identified by ids |
-//! | `variable` | a variable of either kind, with its cache |
+//! | `dynamic` | a variable whose rows have ids |
+//! | `variable` | a variable of either kind, and its cache |
 //! | `place` | the location of a new variable |
-//! | `lock_step` | servers that several workers use in lock step |
+//! | `lock_step` | the division of changes among workers in lock step |
 //! | `connect`, `layout` | connecting to all servers, which must belong to one training run |
 //! | `local_cluster` | a cluster whose tasks are all in this process |
 //! | `shutdown` | stopping servers after training |
-//! | `row_cache` | rows that this process has read |
+//! | `row_cache` | the cache of rows that this process has read |
 //! | `row_format` | the form in which the values of tables are stored |
-//! | `prefetched`, `prefetch` | rows of one variable, and of all, that are requested before the step that looks them up |
+//! | `prefetched`, `prefetch` | rows that are requested before the step that looks them up: of one variable, and of all |
 //! | `cache` | the values that candle computes with, and the requests that refresh them |
 //! | `session` | decides when values are fetched: between steps, never while a step computes |
-//! | `push` | sends gradients, and fetches values after them, even if a server has lost its update rules |
+//! | `push` | sends gradients, and update rules that a server has lost, and fetches values after them |
 //!
 //! The server side is `distribute-ps-tables`; this crate never decides what a table contains. A `Channel` of
 //! that crate connects the two sides.
@@ -88,10 +86,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
-/// The parameter servers of a strategy: the connections to them, the partitioner, and the placement of
-/// variables.
+/// The parameter servers of a strategy: the connections to them, the partitioner, and the placement of variables.
 ///
-/// The author of a strategy gets them from another strategy; see `StrategyExtended::parameter_servers`.
+/// Authors of strategies get this value from another strategy: see `StrategyExtended::parameter_servers`.
 pub struct ParameterServers {
     session: Session,
     partitioner: Option<Arc<dyn Partitioner>>,
@@ -102,7 +99,7 @@ pub struct ParameterServers {
     patience: Duration,
     workers: usize,
     creation_policy: Mutex<CreationPolicy>,
-    /// The index of this process's worker, if it uses these servers for calls of a coordinator.
+    /// The index of this process's worker, if a coordinator calls it.
     worker: OnceLock<usize>,
     /// Whether the coordinator and all its workers share variables by name.
     is_shared: AtomicBool,
@@ -112,19 +109,19 @@ pub struct ParameterServers {
     row_cache: Option<RowCacheOptions>,
     /// The caches of rows of all variables.
     row_caches: Mutex<Vec<Weak<RowCache>>>,
-    /// The use of all caches of rows, also of variables that were dropped, without the number of rows.
+    /// The usage of all caches of rows except the number of rows. It includes those of dropped variables.
     row_cache_usage: Arc<Mutex<RowCacheUsage>>,
     /// The type in which `f32` rows are sent.
     wire: Wire,
-    /// The tasks that end with the training run, if they are in other processes.
+    /// The tasks in other processes that end with the training run.
     tasks: OnceLock<Servers>,
 }
 
-/// The policy of servers that store only weights: which weights they store, and how rows are partitioned.
+/// The policy of servers that store only weights: which weights, and with which partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TablePolicy {
-    /// The minimum size in bytes of a variable that is partitioned over all servers. A smaller variable is not stored
-    /// on the servers or, with `all_weights`, is stored on one of them.
+    /// The minimum size in bytes of a variable that is partitioned over all servers. Smaller variables are not stored
+    /// on servers or, with `all_weights`, are stored completely on one of them.
     pub min_bytes: usize,
     /// The partition of the rows over all servers.
     pub partition: PartitionStrategy,
@@ -140,7 +137,7 @@ impl TablePolicy {
     }
 }
 
-/// Determines which missing variables this process creates.
+/// The policy that decides which missing variables this process creates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CreationPolicy {
     /// Creates all missing variables.
@@ -153,7 +150,7 @@ pub enum CreationPolicy {
     Refuse,
 }
 
-/// The variables that have been placed so far.
+/// The variables that were placed so far.
 struct Placed {
     placement: Placement,
     /// The names of all tables on the servers, that is, of variables and shards.
@@ -205,8 +202,8 @@ impl ParameterServers {
         })
     }
 
-    /// Creates the client of servers that several workers use in lock step. The servers store only weights, as
-    /// determined by `tables`.
+    /// Creates the client of servers that several workers use in lock step. The servers store only the weights that
+    /// `tables` selects.
     #[doc(hidden)]
     pub fn of_tables(
         channels: Vec<Arc<dyn Channel>>,
@@ -220,7 +217,7 @@ impl ParameterServers {
         Ok(Self { tables: Some(tables), ..servers })
     }
 
-    /// Caches the rows of tables that this process reads.
+    /// Sets the options with which this process caches rows; `None` disables caching.
     #[doc(hidden)]
     pub fn with_row_cache(self, options: Option<RowCacheOptions>) -> Self {
         Self { row_cache: options, ..self }
@@ -232,8 +229,8 @@ impl ParameterServers {
         Self { wire, ..self }
     }
 
-    /// Creates the cache for the rows of a variable; `None` if rows are not cached. `is_bf16` is whether the values are
-    /// stored in bf16.
+    /// Creates the cache for the rows of a variable; `None` if rows are not cached. `is_bf16` is whether servers store
+    /// the values in bf16.
     #[doc(hidden)]
     pub fn row_cache(&self, tables: &Sharded, is_bf16: bool) -> Option<Arc<RowCache>> {
         let row_bytes = tables.row_bytes()?;
@@ -247,8 +244,8 @@ impl ParameterServers {
         Some(cache)
     }
 
-    /// Returns how the caches of rows of this process are used and were used. All numbers are 0 if rows are not cached.
-    /// Variables that were dropped still count, except in the number of rows.
+    /// Returns the usage of this process's caches of rows. All numbers are 0 if rows are not cached. Dropped variables
+    /// count, except in the number of rows.
     pub fn row_cache_usage(&self) -> RowCacheUsage {
         let caches: Vec<_> = lock(&self.row_caches).iter().filter_map(Weak::upgrade).collect();
         let mut usage = *lock(&self.row_cache_usage);
@@ -256,9 +253,9 @@ impl ParameterServers {
         usage
     }
 
-    /// Returns how many of the rows that this process has looked up in runs were
-    /// [prefetched](https://docs.rs/distribute/latest/distribute/nn/fn.prefetch_rows.html). Only tables are counted
-    /// whose rows are prefetched. Variables that were dropped still count.
+    /// Returns how many of the rows that runs of this process have looked up were
+    /// [prefetched](https://docs.rs/distribute/latest/distribute/nn/fn.prefetch_rows.html). Only tables whose rows are
+    /// prefetched count, including those of dropped variables.
     pub fn prefetch_usage(&self) -> PrefetchUsage {
         self.session.prefetch_usage()
     }
@@ -275,11 +272,11 @@ impl ParameterServers {
         self.tasks.get_or_init(|| tasks);
     }
 
-    /// Waits until all updates have been acknowledged, and stops the tasks that end with the training run.
+    /// Waits until servers have acknowledged all updates, and then stops the tasks that end with the training run.
     ///
     /// # Errors
-    /// Returns the error of an update that was not applied; no task is then stopped. Otherwise returns, after all tasks
-    /// have been asked to stop, the error of the first reachable one that did not.
+    /// Returns the error of an update that was not applied; no task is then stopped. Otherwise, after asking all tasks
+    /// to stop, returns the first error of a task that could be reached but did not stop.
     #[doc(hidden)]
     pub fn end(&self) -> Result<()> {
         self.session.flush()?;
@@ -294,8 +291,8 @@ impl ParameterServers {
 
     /// Returns the location to request for a variable with `rows` rows. If the servers store only weights and `request`
     /// is [`Anywhere`](PlacementRequest::Anywhere), this is the partition over all servers, unless the variable is too
-    /// small for it. Otherwise it is `request`. `bytes` is the size of the variable; `None` for a table of ids, whose
-    /// size is unlimited.
+    /// small for that. Otherwise it is `request`. `bytes` is the size of the variable; `None` for a table of ids, whose
+    /// size has no limit.
     #[doc(hidden)]
     pub fn location(&self, rows: usize, bytes: Option<usize>, request: PlacementRequest) -> PlacementRequest {
         let Some(tables) = self.tables else { return request };
@@ -318,8 +315,8 @@ impl ParameterServers {
         self.channels().count()
     }
 
-    /// Returns the contents of each server, and how many rows all workers together have read from it and
-    /// pushed to it since the server started.
+    /// Returns the usage of each server: its tables, and the numbers of rows that all workers together have read and
+    /// pushed since it started.
     ///
     /// # Errors
     /// - [`Error::Server`]: a server did not answer within the strategy's timeout.
@@ -349,7 +346,7 @@ impl ParameterServers {
         answers.map(usage).collect()
     }
 
-    /// Returns the usage of each server, or `None` for a server that does not answer within `timeout`.
+    /// Returns the usage of each server, or `None` for a server that has not answered within `timeout`.
     #[doc(hidden)]
     pub fn usage_within(&self, timeout: Duration) -> Vec<Option<Usage>> {
         let usage = |answer| match answer {
@@ -375,33 +372,32 @@ impl ParameterServers {
         &self.session.channels
     }
 
-    /// Returns the policy that determines which missing variables this process creates.
+    /// Returns the policy for missing variables.
     pub(crate) fn creation_policy(&self) -> CreationPolicy {
         *lock(&self.creation_policy)
     }
 
-    /// Replaces the policy that determines which missing variables this process creates, until the returned guard is
-    /// dropped.
+    /// Replaces the policy for missing variables until the returned guard is dropped.
     #[doc(hidden)]
     pub fn with_creation_policy(&self, creation_policy: CreationPolicy) -> CreationPolicyGuard<'_> {
         let before = std::mem::replace(&mut *lock(&self.creation_policy), creation_policy);
         CreationPolicyGuard { servers: self, before }
     }
 
-    /// Records that worker `worker` uses these servers for calls of a coordinator, and shares variables by name.
+    /// Records that a coordinator calls this process as worker `worker`. Also shares variables by name.
     #[doc(hidden)]
     pub fn set_worker(&self, worker: usize) {
         self.worker.get_or_init(|| worker);
         self.enable_sharing();
     }
 
-    /// Enables the sharing of variables, by name, with the workers of a coordinator.
+    /// Shares variables, by name, with the workers of a coordinator.
     #[doc(hidden)]
     pub fn enable_sharing(&self) {
         self.is_shared.store(true, Ordering::Release);
     }
 
-    /// Returns the index of the worker that uses these servers for calls of a coordinator, if there is one.
+    /// Returns the index of this process's worker, if a coordinator calls it.
     #[doc(hidden)]
     pub fn worker(&self) -> Option<usize> {
         self.worker.get().copied()
@@ -436,7 +432,7 @@ impl fmt::Debug for ParameterServers {
     }
 }
 
-/// The interface for the other crates of `distribute`. It is not public: anything in it may change.
+/// Items for other crates of this project. They are not part of the public interface and may change at any time.
 #[doc(hidden)]
 pub mod internal {
     pub use crate::cache::HostCache;

@@ -9,10 +9,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, Weak};
 
-/// A cluster of workers and parameter servers that are all in this process. Use it in tests, and to try out a program
-/// that will run on several machines: only its resolver differs.
+/// A cluster of workers and parameter servers in this process. Use it in tests, and to try out a program for several
+/// machines, which differs only in its resolver.
 ///
-/// The servers exist as long as the cluster, any of its resolvers, or any strategy that uses them.
+/// The servers exist as long as the cluster, one of its resolvers, or a strategy that uses them.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -46,7 +46,7 @@ struct Tasks {
 /// The clusters of this process, by host name.
 static CLUSTERS: Mutex<BTreeMap<String, Weak<Tasks>>> = Mutex::new(BTreeMap::new());
 
-/// The maximum number of tasks in a job. It is limited by the number of ports.
+/// The maximum number of tasks in a job, which is limited by the number of ports.
 const MOST_TASKS: usize = 1 << 15;
 
 impl LocalCluster {
@@ -144,8 +144,7 @@ impl fmt::Debug for LocalCluster {
     }
 }
 
-/// Returns the channel to parameter server `number` at `address`; `None` if the address does not belong to a cluster in
-/// this process.
+/// Returns the channel to parameter server `number` at `address`; `None` if no cluster in this process has the address.
 pub fn channel(number: usize, address: &Address) -> Option<Arc<dyn Channel>> {
     let tables = find(address)?.servers.get(address)?.clone();
     Some(Arc::new(LocalChannel::new(number, tables)))

@@ -1,5 +1,5 @@
-//! Servers that several workers use in lock step. Every worker makes every call, and each change is sent by one of
-//! them.
+//! The division of changes among workers that use the same servers in lock step. Every worker makes every call, and one
+//! of them sends each change.
 
 // - INV-86: enforced here and in `Session::push_in_lock_step`, `Variable::agree`. Tests: `ps-client/src/lock_step.rs`,
 //   `clusters/multi_worker/tables.rs`.
@@ -7,7 +7,7 @@
 use distribute_cluster::World;
 use distribute_ps_tables::Request;
 
-/// This worker's part in the changes that all workers make together.
+/// The division of changes among workers, from the point of view of one of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LockStep {
     worker: usize,
@@ -15,7 +15,7 @@ pub struct LockStep {
 }
 
 impl LockStep {
-    /// Creates the part of this process, which is one of the workers of `world`.
+    /// Creates the division for this process, which is a worker of `world`.
     pub(crate) fn new(world: World) -> Self {
         Self { worker: world.worker(), workers: world.workers() }
     }
@@ -30,8 +30,8 @@ impl LockStep {
         self.sender(server) == self.worker
     }
 
-    /// Returns `true` if this worker sends a request to a server. Every worker reads for itself. Creating a table and
-    /// setting its rule can be repeated, so every worker requests both, and uses the table only after its own request
+    /// Returns `true` if this worker sends a request to a server. Every worker sends its own reads. Every worker also
+    /// creates tables and sets their rules, which can be repeated, so that it uses a table only after its own request
     /// was answered.
     pub(crate) fn sends(self, server: usize, request: &Request) -> bool {
         let repeatable = matches!(request, Request::Create(_) | Request::SetRule { .. });

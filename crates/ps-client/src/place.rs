@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 /// The requested location of a new variable.
 #[derive(Clone, Copy, Debug)]
 pub enum PlacementRequest {
-    /// The servers that the placement policy chooses, with the number of shards that the partitioner chooses.
+    /// The servers that the placement policy chooses, with the number of shards that the partitioner returns.
     Anywhere,
     /// The server with this index, without shards.
     NextTo(usize),
@@ -45,8 +45,8 @@ impl TablePlacement {
 
 impl ParameterServers {
     // SHARD-1, PLACE-1
-    /// Chooses a location for a new variable, and calls `make` to create it there. Variables are created one
-    /// after another. If `make` fails, the choice is undone.
+    /// Chooses a location for a new variable, and calls `make` to create it there. Variables are created one after
+    /// another. If `make` fails, undoes the choice.
     pub(crate) fn place<T>(
         &self,
         variable: (&str, &[usize], DType),
@@ -75,8 +75,8 @@ impl ParameterServers {
         }
     }
 
-    /// Returns the location of a variable that this process has already placed; `None` if there is none, or if
-    /// variables are not shared.
+    /// Returns the location of a variable that this process has already placed; `None` if it has not, or if variables
+    /// are not shared.
     fn find_own(
         &self,
         (name, dims, _): (&str, &[usize], DType),
@@ -96,8 +96,8 @@ impl ParameterServers {
     }
 
     /// Returns the location of a new variable. If variables are shared, each table that another process has created
-    /// keeps its server, and the placement is changed accordingly. If this process waits for variables instead of
-    /// creating them, first waits for all tables, but no longer than the patience.
+    /// stays on its server, and the placement is changed accordingly. If this process does not create missing
+    /// variables, first waits for all tables, at most for the patience.
     fn find_shared(
         &self,
         place: TablePlacement,

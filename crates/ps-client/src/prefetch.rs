@@ -1,5 +1,5 @@
-//! Rows of all variables that are requested before the step that looks them up, while this process completes the step
-//! before it, takes the next batch, and waits for the other workers.
+//! Requests rows of all variables before the step that looks them up, so that they arrive while this process completes
+//! the previous step, takes the next batch, and waits for other workers.
 
 use super::prefetched::PrefetchRead;
 use super::sharded::SentReads;
@@ -9,9 +9,9 @@ use distribute_ps_tables::PrefetchUsage;
 use std::sync::{Arc, Weak};
 
 impl Session {
-    /// Requests the rows of `ids` after the next push of all workers. The next run then finds them without a request.
-    /// Does nothing if this process makes its changes alone, because the rows that other processes change in the
-    /// meantime would be stale.
+    /// Requests the rows of `ids` after the next push of all workers, so that the next run finds them. Does nothing
+    /// unless workers make their changes in lock step, because otherwise other processes could change the rows in
+    /// between.
     pub fn prefetch_rows(&self, variable: &Arc<RemoteVariable>, ids: &[i64]) {
         if self.lock_step().is_some() && variable.prefetched.want(ids, &self.prefetch_usage) {
             let mut all = lock(&self.prefetching);
@@ -20,7 +20,7 @@ impl Session {
         }
     }
 
-    /// Discards all prefetched rows, because tables begin to change.
+    /// Discards all prefetched rows, because tables are about to change.
     pub(crate) fn discard_prefetched(&self) {
         self.prefetching().iter().for_each(|variable| variable.prefetched.discard());
     }
@@ -52,7 +52,7 @@ impl Session {
         }
     }
 
-    /// Forgets the ids that are wanted, because a run has ended.
+    /// Forgets the ids that were announced, because a run has ended.
     pub(crate) fn end_prefetching(&self) {
         self.prefetching().iter().for_each(|variable| variable.prefetched.end_run());
     }

@@ -1,4 +1,4 @@
-//! The rows of one variable that are requested before the step that looks them up.
+//! The rows of one variable that this process requests before the step that looks them up.
 
 // - INV-102: decided by `Prefetch` of `ps-tables`.
 
@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 /// The prefetched rows of a variable.
 #[derive(Default)]
 pub(crate) struct PrefetchedRows {
-    /// Whether rows of this variable have ever been wanted.
+    /// Whether rows of this variable were ever announced.
     is_used: AtomicBool,
     state: Mutex<State>,
 }
@@ -22,13 +22,13 @@ pub(crate) struct PrefetchedRows {
 #[derive(Default)]
 struct State {
     decisions: Prefetch,
-    /// The use of prefetched rows of all variables, which is kept when this one is dropped.
+    /// The usage of prefetched rows of all variables, which outlives this one.
     usage: Arc<Mutex<PrefetchUsage>>,
-    /// The latest read: the change after which it was sent, and the index of this variable among those of the read.
+    /// The latest read: the number of the change after which it was sent, and the index of this variable in the read.
     sent: Option<(u64, usize, Arc<PrefetchRead>)>,
 }
 
-/// A read of rows of several variables, for which the first lookup waits.
+/// A read of rows of several variables. The first lookup waits for its responses.
 pub(crate) struct PrefetchRead(Mutex<ReadState>);
 
 enum ReadState {
@@ -38,7 +38,7 @@ enum ReadState {
     Failed,
 }
 
-/// A lookup of which some rows were prefetched.
+/// A lookup that finds some of its rows prefetched.
 pub(crate) struct FoundRows {
     lookup: PrefetchLookup,
     index: usize,
@@ -46,7 +46,7 @@ pub(crate) struct FoundRows {
 }
 
 impl PrefetchedRows {
-    /// Adds ids of the next step. Lookups are counted in `usage` from now on. Returns `true` if this is the first call.
+    /// Announces ids of the next step. From now on, lookups count in `usage`. Returns `true` for the first call.
     pub(crate) fn want(&self, ids: &[i64], usage: &Arc<Mutex<PrefetchUsage>>) -> bool {
         let mut state = lock(&self.state);
         state.decisions.want(ids);
@@ -57,25 +57,25 @@ impl PrefetchedRows {
         is_first
     }
 
-    /// Returns `true` if rows of this variable have ever been wanted.
+    /// Returns `true` if rows of this variable were ever announced.
     pub(crate) fn is_used(&self) -> bool {
         self.is_used.load(Ordering::Relaxed)
     }
 
-    /// Discards all prefetched rows, because the variable begins to change.
+    /// Discards all prefetched rows, because the variable is about to change.
     pub(crate) fn discard(&self) {
         let mut state = lock(&self.state);
         state.decisions.begin_change();
         state.sent = None;
     }
 
-    /// Returns the rows to request, because a change has ended.
+    /// Returns the rows to request, because a change has ended. Omits ids for which `is_cached` returns `true`.
     pub(crate) fn end_change(&self, is_cached: impl Fn(i64) -> bool) -> PrefetchRequest {
         lock(&self.state).decisions.end_change(is_cached)
     }
 
-    /// Sets the read of the rows that were requested after a change. `index` is the index of this variable among those
-    /// of the read.
+    /// Sets the read that requests the rows after change number `change`. `index` is the index of this variable in the
+    /// read.
     pub(crate) fn set_read(&self, change: u64, index: usize, read: &Arc<PrefetchRead>) {
         lock(&self.state).sent = Some((change, index, read.clone()));
     }
@@ -131,8 +131,8 @@ impl FoundRows {
         &self.lookup.late
     }
 
-    /// Returns the rows of all ids of the lookup. `late` contains the rows of [`late`](Self::late). Returns `None` if
-    /// the prefetched rows could not be fetched.
+    /// Returns the rows of all ids of the lookup. `late` are the rows of [`late`](Self::late). Returns `None` if the
+    /// prefetched rows could not be fetched.
     ///
     /// # Errors
     /// - [`Error::Tensor`](distribute_base::Error::Tensor): there is not enough memory for the result.

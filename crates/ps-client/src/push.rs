@@ -1,5 +1,5 @@
-//! Pushes gradients to parameter servers, which apply them by their update rules. If a server has lost its
-//! rules, they are sent again together with the gradients.
+//! Pushing gradients to parameter servers, which apply them by update rules. If a server has lost its rules, the rules
+//! are sent again with the gradients.
 
 use super::cache::{Fetch, fetch_all};
 use super::channels::{Channels, PendingReplies, ServerRequest, failed};
@@ -13,7 +13,7 @@ use distribute_ps_tables::{ChannelError, Push, RefusalKind, Request};
 use distribute_tensor::HostTensor;
 use std::sync::{Arc, Weak};
 
-/// The requests that let servers apply the gradient of one variable.
+/// The requests that make servers apply the gradient of one variable.
 pub struct PushRequests<'a> {
     variable: &'a RemoteVariable,
     rule: RuleSpec,
@@ -21,7 +21,7 @@ pub struct PushRequests<'a> {
 }
 
 impl<'a> PushRequests<'a> {
-    /// Creates the requests for a dense gradient, which servers apply by `rule`.
+    /// Creates the requests for a dense gradient, to be applied by `rule`.
     ///
     /// # Errors
     /// - [`Error::NotSupported`]: the variable's rows are identified by ids.
@@ -45,10 +45,11 @@ impl<'a> PushRequests<'a> {
         Ok(Self { variable, rule, requests })
     }
 
-    /// Creates the requests for a gradient that is given for some rows only. `gradient` returns the gradients of the
-    /// elements of `rows` at the given positions; each shard receives those of its own rows. If `at_all` is `true`,
-    /// shards without any of these rows receive a request as well, because the rule also changes rows without a
-    /// gradient. `at_all` has no effect if the rows are identified by ids.
+    /// Creates the requests for a gradient of some rows. `gradient` returns the gradients of the elements of `rows` at
+    /// the given positions; each shard receives those of its rows.
+    ///
+    /// If `at_all` is `true`, shards without any of these rows receive a request as well, because the rule also changes
+    /// rows without a gradient. This has no effect if rows have ids.
     ///
     /// # Errors
     /// - [`Error::Params`]: a row is out of range.
@@ -83,7 +84,7 @@ impl<'a> PushRequests<'a> {
 }
 
 impl Session {
-    /// Sets the rules by which servers update variables. A rule that this process has already set is not sent again.
+    /// Sets the rules by which servers update variables. Rules that this process has already set are not sent again.
     ///
     /// # Errors
     /// - [`Error::Server`]: a server did not answer, or a table already has a different rule.
@@ -103,17 +104,17 @@ impl Session {
         Ok(())
     }
 
-    /// Pushes gradients to servers, and then fetches the values that have changed. Calls `made` after the
-    /// servers have applied the gradients or, if values may be stale, as soon as the gradients are in flight.
-    /// No thread may be computing with the values.
+    /// Pushes gradients to servers, and then fetches the values that have changed. Calls `made` once the servers have
+    /// applied the gradients or, if values may be stale, once the gradients are in flight. No thread may be computing
+    /// with the values.
     ///
     /// # Errors
     /// - [`Error::Server`]: a server did not apply these gradients, or earlier ones that were in flight; or the values
     ///   after earlier gradients of the same step could not be fetched.
     /// - [`Error::InvalidArgument`]: another thread does not finish writing values in time.
     ///
-    /// If the values after these gradients cannot be fetched, this call succeeds, and the next step fetches them. The
-    /// next push in the same step returns the error instead of pushing.
+    /// If the values after these gradients cannot be fetched, this call succeeds, and the next step fetches them.
+    /// Another push in the same step returns the error instead of pushing.
     pub fn push(
         &self,
         operation: &'static str,
@@ -134,9 +135,9 @@ impl Session {
     }
 
     // INV-86
-    /// Pushes gradients together with the other workers: each gradient is sent by one of them. `agree` is called with
-    /// this worker's result, and must return an error on all workers if any of them has failed. Then fetches the values
-    /// that have changed; if that fails, the next step fetches them. No thread may be computing with the values.
+    /// Pushes gradients together with the other workers: one of them sends each gradient. `agree` is called with this
+    /// worker's result, and must return an error on all workers if any of them has failed. Then fetches the values that
+    /// have changed; if that fails, the next step fetches them. No thread may be computing with the values.
     ///
     /// # Errors
     /// Returns the error of `agree`. Some servers may have applied their gradients.
@@ -205,7 +206,7 @@ fn set_rule(server: usize, table: String, rule: RuleSpec) -> ServerRequest {
     ServerRequest { server, request: Request::SetRule { table, rule }, bytes: 64 }
 }
 
-/// Gradients in flight. They are retained in case a server has lost its rules.
+/// Gradients in flight, which are kept in case a server has lost its rules.
 struct InFlightPush {
     channels: Arc<Channels>,
     replies: PendingReplies,
@@ -225,11 +226,10 @@ impl InFlightPush {
         Self { channels: channels.clone(), replies: channels.start_numbered(requests), retained }
     }
 
-    /// Waits until all gradients have been applied. Returns `true` if no gradient had to be sent again. In this case,
-    /// reads that were sent together with the gradients include all of them.
+    /// Waits until all gradients were applied. Returns `true` if none had to be sent again, so that reads that followed
+    /// them include all gradients.
     ///
-    /// A table without a rule rejects a gradient and does not change. The rule and the gradient are then sent
-    /// again.
+    /// A table without a rule rejects a gradient and does not change. Its rule and the gradient are then sent again.
     ///
     /// # Errors
     /// Returns the error of the first gradient that was not applied. Other gradients may have been applied.

@@ -1,4 +1,4 @@
-//! The cache of rows that this process has read. [`CachedRows`] of `ps-tables` makes the decisions.
+//! The cache of rows that this process has read. [`CachedRows`] of `ps-tables` decides which rows it contains.
 
 use distribute_base::Result;
 use distribute_base::internal::lock;
@@ -6,7 +6,7 @@ use distribute_ps_tables::{CacheLookup, CachedRows, RowCacheOptions, RowCacheUsa
 use distribute_tensor::{DType, HostTensor, codec};
 use std::sync::{Arc, Mutex};
 
-/// The clock of this process, which all caches share.
+/// The clock of this process that all caches share.
 pub(crate) type SharedClock = Arc<Mutex<StepClock>>;
 
 /// The cached rows of one table.
@@ -14,21 +14,21 @@ pub(crate) type SharedClock = Arc<Mutex<StepClock>>;
 pub struct RowCache {
     clock: SharedClock,
     row_bytes: usize,
-    /// The size of a row in a message.
+    /// The size of a row in a message, in bytes.
     sent_bytes: usize,
     rows: Mutex<CachedRows>,
-    /// The use of all caches, without the number of rows. It is kept when this one is dropped.
+    /// The usage of all caches, without the number of rows. It outlives this cache.
     usage: Arc<Mutex<RowCacheUsage>>,
 }
 
 impl RowCache {
-    /// Creates a cache for rows of `row_bytes` bytes; `None` if not a single row fits.
+    /// Creates a cache for rows of `row_bytes` bytes; `None` if no row fits.
     pub(crate) fn new(options: RowCacheOptions, row_bytes: usize, clock: SharedClock) -> Option<Self> {
         let rows = Mutex::new(CachedRows::new(options, row_bytes)?);
         Some(Self { clock, row_bytes, sent_bytes: row_bytes, rows, usage: Arc::default() })
     }
 
-    /// Sets the size of a row in a message, and where this cache counts its use.
+    /// Sets the size of a row in a message, and the usage in which this cache counts.
     pub(crate) fn counted(mut self, sent_bytes: usize, usage: Arc<Mutex<RowCacheUsage>>) -> Self {
         (self.sent_bytes, self.usage) = (sent_bytes, usage);
         self
@@ -52,15 +52,15 @@ impl RowCache {
         lookup
     }
 
-    /// Returns a function that tells whether a lookup would find the row of an id now.
+    /// Returns a function that returns whether a lookup now would find the row of an id.
     pub(crate) fn fresh_rows(&self) -> impl Fn(i64) -> bool {
         let rows = lock(&self.rows);
         let now = lock(&self.clock).now();
         move |id| rows.has(id, now)
     }
 
-    /// Inserts fetched rows, which are in the order of [`CacheLookup::missing`]. Returns the cached rows of the lookup,
-    /// followed by the fetched ones.
+    /// Inserts fetched rows, in the order of [`CacheLookup::missing`]. Returns the cached rows of the lookup, followed
+    /// by the fetched ones.
     ///
     /// # Errors
     /// - [`Error::Tensor`](distribute_base::Error::Tensor): the rows do not have the dtype and shape of the table.
@@ -86,7 +86,7 @@ impl RowCache {
     }
 }
 
-/// Returns rows from their bytes. `dims` is the shape of any number of such rows.
+/// Decodes rows from their bytes. `dims` is the shape of a tensor with any number of such rows.
 fn rows_of(bytes: &[u8], dtype: DType, dims: &[usize], row_bytes: usize) -> Result<HostTensor> {
     let mut dims = dims.to_vec();
     if let Some(count) = dims.first_mut() {

@@ -18,13 +18,13 @@ pub enum RowFormat {
     #[default]
     Full,
     /// Values of `f32` tables are stored and sent in bf16: in half of the memory and half of the bytes. The program
-    /// still computes with `f32`, and gradients and slots stay `f32`. Updates are computed in `f32` and rounded up or
-    /// down at random, so that updates that are smaller than the distance to the next bf16 are not lost, but exact on
-    /// average.
+    /// still computes with `f32`, and gradients and slots remain `f32`. Updates are computed in `f32` and then rounded
+    /// up or down at random. So an update that is smaller than the distance to the next bf16 is not lost: on average,
+    /// it is exact.
     ///
-    /// The random bits depend on the seed, the name of the table, the number of the step, the row and the element, and
-    /// so the results are bit-identical for all placements of the table. Initial values, assigned values and restored
-    /// values are rounded to the nearest. Tables of `f64` keep their dtype.
+    /// The random bits depend on the seed, the name of the table, the number of the step, the row and the element, so
+    /// results are bit-identical for all placements of the table. Initial, assigned and restored values are rounded to
+    /// the nearest. Tables of `f64` keep their dtype.
     #[doc(alias = "stochastic_rounding")]
     Bf16 {
         /// The seed of the random bits.

@@ -1,5 +1,4 @@
-//! The session of this process with parameter servers. Values are fetched between steps, never while a step
-//! computes.
+//! The session of this process with parameter servers, which fetches values between steps, never while a step computes.
 
 // - INV-55: fetched values are written by one thread at a time, for which others wait, including a step that begins.
 //   A step begins with what this process has written before, and fails if it computed with values that could not be
@@ -20,11 +19,11 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-/// The second half of an update in flight. It waits until the gradients are acknowledged, and fetches the
-/// values after that.
+/// The second half of an update in flight: it waits until servers have acknowledged the gradients, and then fetches
+/// values.
 pub(crate) type Finish = Box<dyn FnOnce() -> Result<Fetched> + Send>;
 
-/// The result of fetching values after gradients were acknowledged. Even if it is an error, the step is counted.
+/// The result of fetching values after gradients were acknowledged. The step counts even if this is an error.
 pub(crate) type Fetched = Result<()>;
 
 /// The session of this process with parameter servers: the variables that candle computes with, the running
@@ -33,38 +32,38 @@ pub struct Session {
     pub(crate) channels: Arc<Channels>,
     /// The caches that candle computes with, in the order of creation.
     caches: Mutex<Vec<Weak<HostCache>>>,
-    /// The maximum number of this process's updates that may be missing from values.
+    /// The maximum number of this process's updates that fetched values may lack.
     pub(crate) staleness: usize,
-    /// The maximum time to wait for another thread that is writing values.
+    /// The maximum time to wait while another thread is writing values.
     patience: Duration,
     state: Mutex<State>,
     /// Notified when a thread has finished writing values.
     written: Condvar,
-    /// The number of steps whose gradients this process has sent.
+    /// The clock that counts the updates of this process, for the age of cached rows.
     pub(crate) clock: SharedClock,
-    /// The variables whose rows this process prefetches.
+    /// The variables of which this process prefetches rows.
     pub(crate) prefetching: Mutex<Vec<Weak<RemoteVariable>>>,
-    /// The use of prefetched rows, also of variables that were dropped.
+    /// The usage of prefetched rows, including those of dropped variables.
     pub(crate) prefetch_usage: Arc<Mutex<PrefetchUsage>>,
 }
 
 #[derive(Default)]
 struct State {
-    /// The number of running steps: one step, and the steps inside its merge functions.
+    /// The number of running steps: a step, and those that its merge functions run inside it.
     running: usize,
-    /// Whether a thread is writing values. It does not hold the lock on this state while writing.
+    /// Whether a thread is writing values, without holding the lock of this state.
     writing: bool,
     /// The updates in flight, oldest first.
     in_flight: VecDeque<Finish>,
-    /// Whether the latest update in flight will fetch all changes, and was sent since the last step began.
+    /// Whether the latest update in flight will fetch all changes, and was sent after the last step began.
     fresh: bool,
-    /// The error of the fetch after the running step's gradients were applied, if it failed.
+    /// The error of fetching values after the running step's gradients were applied, if that has failed.
     fetch_error: Option<Arc<Error>>,
-    /// The error with which code of the running step failed to fetch values, if that code could not return it.
+    /// The error with which code of the running step failed to fetch values, if that code could not return an error.
     lost: Option<Error>,
 }
 
-/// A guard for a running step.
+/// A guard for a running step, which ends when the guard is dropped.
 #[must_use = "the step ends when this guard is dropped"]
 pub struct RunningStep<'a>(&'a Session);
 
@@ -72,8 +71,8 @@ pub struct RunningStep<'a>(&'a Session);
 struct WriteGuard<'a>(&'a Session);
 
 impl Session {
-    /// Creates a session in which values may lack up to `staleness` of this process's updates. A thread waits for
-    /// another one that is writing values for at most `staleness + 2` timeouts of `channels`.
+    /// Creates a session in which values may lack up to `staleness` of this process's updates. While another thread is
+    /// writing values, threads wait for at most `staleness + 2` timeouts of `channels`.
     pub(crate) fn new(channels: Channels, staleness: usize) -> Self {
         // All updates in flight, the one that is being added, and the fetch after them.
         let most = u32::try_from(staleness).unwrap_or(u32::MAX).saturating_add(2);
@@ -92,8 +91,8 @@ impl Session {
         }
     }
 
-    /// Registers a cache and returns it. Unless the cache is for rows only, its values are fetched whenever a step
-    /// begins. The session does not keep the cache alive.
+    /// Registers a cache and returns it. Its values are fetched whenever a step begins, unless only its rows are looked
+    /// up. The session does not keep the cache alive.
     pub fn register(&self, cache: HostCache) -> Arc<HostCache> {
         let cache = Arc::new(cache);
         let mut caches = lock(&self.caches);
@@ -109,13 +108,13 @@ impl Session {
         lock(&self.caches).iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Begins a step. Waits for the updates in flight and fetches the values of all caches, unless the last of these
-    /// updates will fetch them. A step that is `inside` another one does neither, but uses the same values.
+    /// Begins a step. Waits for the updates in flight, and fetches the values of all caches, unless the last of these
+    /// updates will fetch them. A step that is `inside` another one does neither, and uses the same values.
     ///
     /// # Errors
     /// - [`Error::Server`]: values could not be fetched, or an update in flight failed.
-    /// - [`Error::InvalidArgument`]: another step is running, and this one is not inside it; or another thread does not
-    ///   finish writing values in time.
+    /// - [`Error::InvalidArgument`]: another step is running, and this one is not inside it; or another thread has not
+    ///   finished writing values in time.
     pub fn begin_step(&self, inside: bool) -> Result<RunningStep<'_>> {
         let _servers = tracing::trace_span!("servers").entered();
         self.begin(inside, || fetch_all("run", &self.caches()))
@@ -151,8 +150,8 @@ impl Session {
         Ok(step)
     }
 
-    /// Adds an update in flight. Waits until the number of updates in flight does not exceed the staleness.
-    /// No thread may be computing with the values.
+    /// Adds an update in flight. Waits until no more updates are in flight than the staleness permits. No thread may be
+    /// computing with the values.
     ///
     /// # Errors
     /// Returns the error of the first update that failed, or an error if another thread does not finish writing values
@@ -167,8 +166,8 @@ impl Session {
         self.finish(self.staleness)
     }
 
-    /// Waits until servers have acknowledged all updates. Returns immediately if a step is running, because
-    /// the step must keep its values.
+    /// Waits until servers have acknowledged all updates. If a step is running, returns immediately, because the step
+    /// must keep its values.
     ///
     /// # Errors
     /// Returns the error of the first update that failed, or an error if another thread does not finish writing values
@@ -179,7 +178,7 @@ impl Session {
 
     // INV-55
     /// Fetches the complete value of the variable of `cache`, now and in all later steps. If a step is running and the
-    /// value is already complete, nothing is fetched now, because the step must keep its values.
+    /// value is already complete, fetches nothing now, because the step must keep its values.
     ///
     /// # Errors
     /// - [`Error::Server`]: a server did not answer.
@@ -194,7 +193,7 @@ impl Session {
     }
 
     /// Calls `body`, which may write values, and returns its result. If a step is running, returns `None` without
-    /// calling `body`. No step begins before `body` returns.
+    /// calling `body`. No step begins before `body` has returned.
     ///
     /// # Errors
     /// Returns the errors of `body`, and an error if another thread does not finish writing values in time.
@@ -204,7 +203,7 @@ impl Session {
         if lock(&self.state).running > 0 { Ok(None) } else { body().map(Some) }
     }
 
-    /// Returns this worker's part in the changes of tables; `None` if this process makes its changes alone.
+    /// Returns the division of changes among workers; `None` if this process makes its changes alone.
     pub fn lock_step(&self) -> Option<LockStep> {
         self.channels.lock_step()
     }
@@ -214,18 +213,19 @@ impl Session {
         lock(&self.state).running > 0
     }
 
-    /// Records that variables were written on the servers, so that the next step fetches them.
+    /// Records that variables were written on servers, so that the next step fetches them.
     pub fn mark_dirty(&self) {
         lock(&self.state).fresh = false;
     }
 
-    /// Records that the step counter `finished` has counted a step of the running closure, if there is one.
+    /// Records that `finished`, the step counter of an optimizer, has counted a step, so that the running closure can
+    /// subtract it.
     pub fn record_step(&self, finished: &Arc<AtomicU64>) {
         self.channels.record_step(finished);
     }
 
     /// Records whether values were fetched after their gradients were acknowledged. If not, the next step fetches them,
-    /// and [`require_fetched`](Self::require_fetched) returns the error in the running step.
+    /// and [`require_fetched`](Self::require_fetched) returns the error during the running step.
     pub(crate) fn record_fetch(&self, fetched: Fetched) {
         if let Err(error) = fetched {
             tracing::debug!("values will be fetched in the next step: {error}");
@@ -237,7 +237,7 @@ impl Session {
         }
     }
 
-    /// Checks that the values after earlier gradients of the same step could be fetched. Call this before pushing more
+    /// Checks that the values after earlier gradients of the same step were fetched. Call this before pushing more
     /// gradients.
     ///
     /// # Errors
@@ -246,8 +246,8 @@ impl Session {
         lock(&self.state).fetch_error.clone().map_or(Ok(()), |error| Err(Error::Shared(error)))
     }
 
-    /// Makes the running step fail with `error`, because code that cannot return an error could not fetch values.
-    /// Returns the error if no step is running.
+    /// Makes the running step fail with `error`. Code that could not fetch values, and cannot return an error, calls
+    /// this. Returns `error` if no step is running.
     pub fn fail_step(&self, error: Error) -> Option<Error> {
         let mut state = lock(&self.state);
         if state.running == 0 {
@@ -257,8 +257,8 @@ impl Session {
         None
     }
 
-    /// Waits until no other thread is writing values, and then prevents others from doing so until the returned guard
-    /// is dropped.
+    /// Waits until no other thread is writing values, and keeps others from doing so until the returned guard is
+    /// dropped.
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`]: another thread does not finish writing values in time.
@@ -282,7 +282,7 @@ impl Session {
     /// [`write`](Session::write) returns.
     ///
     /// # Errors
-    /// Returns the error of the first update that failed. Later ones stay in flight.
+    /// Returns the error of the first update that failed. Later ones remain in flight.
     fn finish(&self, most: usize) -> Result<()> {
         let next = || {
             let in_flight = &mut lock(&self.state).in_flight;
@@ -298,7 +298,7 @@ impl Session {
 }
 
 impl RunningStep<'_> {
-    /// Checks that all values that the step has used could be fetched.
+    /// Checks that all values that the step has used were fetched.
     ///
     /// # Errors
     /// Returns the error of the fetch that failed. Each error is returned once.

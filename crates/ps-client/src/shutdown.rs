@@ -9,7 +9,7 @@ use std::time::Duration;
 /// The maximum time to connect to a server that is to be stopped.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The tasks that serve this process, and the builder of clients that connect to them.
+/// The servers of other tasks, which end with the training run, and the builder of clients that connect to them.
 #[derive(Clone, Debug)]
 pub struct Servers {
     clients: ClientBuilder,
@@ -17,7 +17,7 @@ pub struct Servers {
 }
 
 impl Servers {
-    /// Creates a handle to the servers of the given tasks, to which `clients` connects.
+    /// Creates the handle to the servers of the given tasks. `clients` connects to them.
     pub fn new(clients: ClientBuilder, tasks: Vec<Task>) -> Self {
         Self { clients, tasks }
     }
@@ -27,11 +27,10 @@ impl Servers {
         &self.clients
     }
 
-    /// Stops the servers, waiting no longer than `timeout` for each. A server that cannot be reached is considered
-    /// stopped.
+    /// Stops the servers, and waits at most `timeout` for each. A server that cannot be reached counts as stopped.
     ///
     /// # Errors
-    /// Returns the first error of a server that did not stop, after all servers have been asked.
+    /// Returns the first error of a server that did not stop, after asking all servers.
     pub fn end(&self, timeout: Duration) -> Result<()> {
         let end = |task| match self.clients.connect(task, timeout.min(CONNECT_TIMEOUT)) {
             Ok(server) => server.stop_server(timeout),

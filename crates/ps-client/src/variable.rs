@@ -1,4 +1,4 @@
-//! A variable on parameter servers, together with the state that this process keeps for it.
+//! [`RemoteVariable`]: a variable on parameter servers, and what this process knows about it.
 
 use super::prefetched::PrefetchedRows;
 use super::row_cache::RowCache;
@@ -14,33 +14,32 @@ use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// A variable on parameter servers, with the candle variable that represents it in this process.
+/// A variable on parameter servers, and the candle variable that represents it in this process.
 #[derive(Debug)]
 pub struct RemoteVariable {
     addressing: RowAddressing,
     /// The rule by which servers update the variable, if this process has set one.
     pub(crate) rule: Mutex<Option<RuleSpec>>,
-    /// The rows that this process has read; `None` if they are not cached.
+    /// The cache of rows that this process has read; `None` if rows are not cached.
     row_cache: Option<Arc<RowCache>>,
-    /// The rows that this process has requested before the step that looks them up.
+    /// The rows that this process requests before the step that looks them up.
     pub(crate) prefetched: PrefetchedRows,
-    /// Whether a restore of the values has begun and not succeeded.
+    /// Whether a restore of the values has begun and has not succeeded.
     incomplete: AtomicBool,
 }
 
 #[derive(Debug)]
 enum RowAddressing {
-    /// Rows that are numbered from 0. There is a cache if the variable was created from a candle tensor.
+    /// Rows with indices from 0. There is a cache if the variable was created from a candle tensor.
     Numbered(Sharded, Option<Arc<HostCache>>),
-    /// Rows that are identified by ids. A single row represents all of them in candle's graph; its value is
-    /// never read.
+    /// Rows with ids. A single row represents all of them in candle's graph; its value is never read.
     Ids(Dynamic, Var),
 }
 
-/// The sign bit of an id. Flipping it maps ids to row numbers in the same order.
+/// The sign bit of an id. Flipping it maps ids to row numbers with the same order.
 const SIGN: u64 = 1 << 63;
 
-/// Returns the row number that represents an id in gradients. Row numbers are in the same order as ids.
+/// Returns the row number that represents an id in gradients. Row numbers have the same order as ids.
 pub fn row_of_id(id: i64) -> usize {
     (id.cast_unsigned() ^ SIGN) as usize
 }
@@ -50,7 +49,7 @@ pub fn id_of_row(row: usize) -> i64 {
     (row as u64 ^ SIGN).cast_signed()
 }
 
-/// Returns the error of an operation that requires a single value, for a variable whose rows are identified by ids.
+/// Returns the error of an operation that needs a single value, for a variable whose rows have ids.
 pub fn no_value(operation: &'static str) -> Error {
     Error::NotSupported {
         operation,
@@ -62,12 +61,12 @@ pub fn no_value(operation: &'static str) -> Error {
 }
 
 impl RemoteVariable {
-    /// Creates a variable whose rows are numbered.
+    /// Creates a variable whose rows have indices from 0.
     pub fn new(tables: Sharded, cache: Option<Arc<HostCache>>) -> Self {
         Self::with_addressing(RowAddressing::Numbered(tables, cache))
     }
 
-    /// Creates a variable whose rows are identified by ids. `row` is a single row with the shape of all rows.
+    /// Creates a variable whose rows have ids. `row` is a single row that represents all of them.
     pub fn with_ids(tables: Dynamic, row: Var) -> Self {
         Self::with_addressing(RowAddressing::Ids(tables, row))
     }
@@ -77,7 +76,7 @@ impl RemoteVariable {
         Self { addressing, rule, row_cache, prefetched, incomplete }
     }
 
-    /// Calls `restore`, which sets all values. Until a restore succeeds, the variable is
+    /// Calls `restore`, which sets all values. Until a restore has succeeded, the variable is
     /// [incomplete](Self::is_incomplete).
     ///
     /// # Errors
@@ -89,12 +88,12 @@ impl RemoteVariable {
         Ok(restored)
     }
 
-    /// Returns `true` if the last restore failed, so some rows may have their values from before it.
+    /// Returns `true` if the last restore has failed, so that some rows may have older values.
     pub fn is_incomplete(&self) -> bool {
         self.incomplete.load(Ordering::Relaxed)
     }
 
-    /// Caches the rows that this process reads, if `cache` is `Some`.
+    /// Sets the cache of rows that this process reads; `None` disables caching.
     pub fn with_row_cache(self, cache: Option<Arc<RowCache>>) -> Self {
         Self { row_cache: cache, ..self }
     }
@@ -105,13 +104,12 @@ impl RemoteVariable {
         self.row_cache.iter().for_each(|cache| cache.invalidate());
     }
 
-    /// Discards the record of the rule that this process has set, so that the rule is sent again when it is
-    /// needed.
+    /// Forgets the rule that this process has set, so that the rule is sent again when it is needed.
     pub fn forget_rule(&self) {
         *lock(&self.rule) = None;
     }
 
-    /// Returns the tables on the servers.
+    /// Returns the tables on the servers, as shards.
     pub fn tables(&self) -> &Sharded {
         match &self.addressing {
             RowAddressing::Numbered(tables, _) => tables,
@@ -119,7 +117,7 @@ impl RemoteVariable {
         }
     }
 
-    /// Returns the tables, if the rows are numbered.
+    /// Returns the tables if the rows have indices, and `None` if they have ids.
     pub fn numbered(&self) -> Option<&Sharded> {
         match &self.addressing {
             RowAddressing::Numbered(tables, _) => Some(tables),
@@ -127,15 +125,15 @@ impl RemoteVariable {
         }
     }
 
-    /// Returns the tables, if they form a single value.
+    /// Returns the tables, which form a single value.
     ///
     /// # Errors
-    /// - [`Error::NotSupported`]: the rows are identified by ids.
+    /// - [`Error::NotSupported`]: the rows have ids.
     pub fn value(&self, operation: &'static str) -> Result<&Sharded> {
         self.numbered().ok_or_else(|| no_value(operation))
     }
 
-    /// Returns the tables, if the rows are identified by ids.
+    /// Returns the tables if the rows have ids, and otherwise `None`.
     pub fn ids(&self) -> Option<&Dynamic> {
         match &self.addressing {
             RowAddressing::Numbered(..) => None,
@@ -143,8 +141,8 @@ impl RemoteVariable {
         }
     }
 
-    /// Returns the index of the server that stores a row, which must exist. Rows that are identified by ids have the
-    /// numbers that [`row_of_id`] returns.
+    /// Returns the index of the server of a row, which must exist. Rows with ids have the numbers that [`row_of_id`]
+    /// returns.
     pub fn server_of(&self, row: usize) -> usize {
         let shard = match &self.addressing {
             RowAddressing::Numbered(tables, _) => tables.partition.location(row).shard,
@@ -169,7 +167,7 @@ impl RemoteVariable {
         }
     }
 
-    /// Returns `true` if only the rows that a batch needs are fetched.
+    /// Returns `true` if only the rows that a batch looks up are fetched.
     pub fn is_fetched_by_row(&self) -> bool {
         self.ids().is_some() || self.cache().is_some_and(|cache| !cache.fetches_all())
     }
@@ -179,8 +177,8 @@ impl RemoteVariable {
         self.cache().is_none_or(|cache| cache.is_ready())
     }
 
-    /// Prepares a read of the rows of `ids`, without sending it. Each row is read once, even if its id is repeated. If
-    /// `is_running` is `true`, a run is in progress, and rows that are cached or prefetched are not read.
+    /// Prepares a read of the rows of `ids`, without sending it. A row whose id is repeated is read once. `is_running`
+    /// is whether a run is in progress; rows that are cached or prefetched are then not requested.
     ///
     /// # Errors
     /// - [`Error::Params`]: an id is out of range.
@@ -204,7 +202,7 @@ impl RemoteVariable {
         }))
     }
 
-    /// Prepares a read of the rows of distinct ids that have not been prefetched.
+    /// Prepares a read of the rows of distinct ids, of which prefetched ones are not requested.
     fn read_or_prefetched(&self, operation: &'static str, ids: &[i64]) -> Result<RowRead<'_>> {
         let Some(found) = self.prefetched.look_up(ids) else { return self.read_of_tables(operation, ids) };
         let late = match found.late() {
@@ -231,13 +229,13 @@ impl RemoteVariable {
         }
     }
 
-    /// Returns the rows to request after a change of the tables. Cached rows are not requested.
+    /// Returns the rows to prefetch after a change of the tables, without those that are cached.
     pub(crate) fn prefetch_request(&self) -> PrefetchRequest {
         let is_cached = self.row_cache.as_ref().map(|cache| cache.fresh_rows());
         self.prefetched.end_change(|id| is_cached.as_ref().is_some_and(|is_cached| is_cached(id)))
     }
 
-    /// Prepares a read of the rows of `ids` from the tables, which is independent of this variable.
+    /// Prepares a read of the rows of `ids` from the tables, which does not borrow this variable.
     ///
     /// # Errors
     /// - [`Error::Params`]: an id is out of range.

@@ -1,4 +1,4 @@
-//! Creates variables on parameter servers, and finds variables that already exist.
+//! Creating variables on parameter servers, and finding those that exist.
 
 // - INV-63: enforced here. Tests: `between_graph/variables.rs`, `between_graph/training.rs`.
 
@@ -16,42 +16,43 @@ use std::time::Duration;
 
 const OPERATION: &str = "creating a variable";
 
-/// The shortest and the longest pause between two requests while waiting for a table.
+/// The shortest and the longest pause between two requests while this process waits for a table.
 const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(500)];
 
 /// The maximum number of tables that a warning names.
 const MAX_NAMED: usize = 10;
 
-/// The tables that exist or that this process has requested. All creations share this state, and run one after another.
+/// The existing tables, as far as this process knows them. All creations of variables share this state, and run one
+/// after another.
 #[derive(Debug, Default)]
 pub(crate) struct CreationState {
-    /// The tables on each server, when they were last listed.
+    /// The tables on each server when they were last listed.
     listed: Vec<HashMap<String, TableInfo>>,
-    /// The tables that this process has requested, whether or not the request was answered.
+    /// The tables that this process has requested, even if the request was not answered.
     asked: HashSet<String>,
-    /// Whether a warning about existing tables has been logged.
+    /// Whether the warning about existing tables was logged.
     warned: bool,
     /// The tables that existed when this process created its first variable, with the number of rows of each.
     before: Option<HashMap<String, usize>>,
     /// Whether other processes create the same variables.
     pub(crate) is_shared: bool,
-    /// Whether waiting for the current variable has timed out.
+    /// Whether the wait for the current variable has timed out.
     has_waited: bool,
 }
 
-/// The time for which to wait for a variable that another process creates.
+/// The time to wait for a variable that another process creates.
 #[derive(Clone, Copy)]
 enum Wait {
-    /// No wait, because no process creates the variable.
+    /// No time, because no process creates the variable.
     No,
-    /// A wait of at most this time.
+    /// At most this time.
     For(Duration),
-    /// No further wait, because this time has already passed.
+    /// No more time, because this time has already passed.
     Over(Duration),
 }
 
 impl CreationState {
-    /// Requests the list of tables from all servers, and stores it in `listed`.
+    /// Requests the lists of tables from all servers, and stores them in `listed`.
     fn list(&mut self, channels: &Channels) -> Result<()> {
         let servers = 0..channels.count();
         let requests =
@@ -69,8 +70,8 @@ impl CreationState {
 }
 
 impl CreationState {
-    /// Returns the index of the server that stores each table of a variable; `None` for tables that do not exist. If
-    /// `patience` is given, waits for all tables, up to that time.
+    /// Returns the index of the server of each table of a variable; `None` for tables that do not exist. If `patience`
+    /// is given, waits at most that time for all tables.
     pub(crate) fn find(
         &mut self,
         place: &TablePlacement,
@@ -104,8 +105,8 @@ impl CreationState {
 }
 
 impl CreationState {
-    /// Checks that a variable was not previously partitioned in a different way, because its rows would be looked up on
-    /// the wrong servers. The variable is compared with the tables that existed when this method was first called.
+    /// Checks that an earlier process did not partition the variable in a different way, because its rows would be
+    /// looked up on the wrong servers. Compares it with the tables that existed when this method was first called.
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`]: the variable was partitioned in a different way.
@@ -130,9 +131,9 @@ impl CreationState {
     }
 }
 
-/// Returns the names of a variable's existing tables if the variable was previously partitioned in a different way;
-/// otherwise `None`. `tables` are the names of the variable's tables, and `is_dynamic` is whether its rows are
-/// identified by ids. `before` contains the number of rows of every existing table.
+/// Returns the names of a variable's existing tables if the variable was partitioned in a different way before, and
+/// otherwise `None`. `tables` are the names of the variable's tables, and `is_dynamic` is whether its rows have ids.
+/// `before` contains the number of rows of every existing table.
 fn other_partition(tables: &[&str], is_dynamic: bool, before: &HashMap<String, usize>) -> Option<String> {
     let first = tables.first()?;
     let name = first.strip_suffix("/part_0").unwrap_or(first);
@@ -152,8 +153,8 @@ fn other_partition(tables: &[&str], is_dynamic: bool, before: &HashMap<String, u
 }
 
 impl Sharded {
-    /// Creates a variable, or finds one that another process has created in the same way. With `rounding`, its values
-    /// are stored in bf16.
+    /// Creates a variable, or finds one that another process has created in the same way. With `rounding`, servers
+    /// store its values in bf16.
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`]: this process does not create the variable, and no other process has created it in
@@ -381,7 +382,7 @@ fn describe(kind: TableKind, dtype: DType, dims: &[usize]) -> String {
     }
 }
 
-/// Returns a text with the first names and the number of others.
+/// Lists the first names in a text, followed by the number of the others.
 fn list_names(names: &[&str]) -> String {
     match names.len().checked_sub(MAX_NAMED) {
         None | Some(0) => names.join(", "),

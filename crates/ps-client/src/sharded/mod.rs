@@ -1,6 +1,6 @@
-//! A variable on parameter servers, in shards. `create` creates or finds its tables, `read` and `write`
-//! access all of it or some rows, `row_read` sends reads of several variables together, and `range` accesses
-//! consecutive rows and slots.
+//! [`Sharded`]: a variable on parameter servers, in shards. `create` creates or finds its tables. `read` and `write`
+//! access all of it or some rows, and `range` consecutive rows and slots. `row_read` sends reads of several variables
+//! together.
 
 mod create;
 mod range;
@@ -24,8 +24,8 @@ use std::sync::Arc;
 /// The approximate maximum size, in bytes, of the values and slots in one request.
 pub(super) const REQUEST_BYTES: usize = 8 << 20;
 
-/// A variable on parameter servers, which consists of a single table or of one table per shard. Reads and
-/// writes of the complete variable are not atomic across tables.
+/// A variable on parameter servers, which consists of one table, or of one table per shard. Reads and writes of the
+/// complete variable are not atomic across tables.
 #[derive(Clone, Debug)]
 pub struct Sharded {
     channels: Arc<Channels>,
@@ -57,14 +57,14 @@ impl Shard {
     }
 }
 
-/// The initial values of a variable.
+/// The initial values of a new variable.
 #[derive(Debug)]
 pub enum Initial {
-    /// A value that this process sends.
+    /// A value that this process sends to the servers.
     Value(HostTensor),
-    /// Values that each server computes for its rows. They do not depend on the partition.
+    /// Values that each server computes for its rows, independently of the partition.
     Initialized(Initializer),
-    /// Values of a table of ids. The initial values of a row depend only on its id.
+    /// Values of a dynamic table, which depend only on the id of a row.
     Ids(Initializer, DynamicOptions),
 }
 
@@ -95,7 +95,7 @@ impl Sharded {
         }
     }
 
-    /// Combines several variables into one variable, whose shards they become.
+    /// Combines several variables into one, whose shards they become.
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`]: `parts` is empty, a part is sharded itself, row shapes or dtypes differ,
@@ -174,7 +174,7 @@ impl Sharded {
         &self.channels
     }
 
-    /// Returns `true` if each shard has the number of rows that the partition specifies.
+    /// Returns `true` if each shard has the number of rows that follows from the partition.
     fn is_regular(&self) -> bool {
         self.shards.iter().enumerate().all(|(number, shard)| shard.rows == self.partition.len(number))
             && self.shards.len() == self.partition.shards()
@@ -187,7 +187,7 @@ impl Sharded {
     }
 
     /// Returns the rows of the variable that a shard contains, in the order of the shard. Returns `None` if they are
-    /// consecutive, and follow those of the shards before.
+    /// consecutive and follow those of the previous shards.
     pub(super) fn scattered_rows(&self, shard: usize) -> Option<Vec<usize>> {
         let is_scattered =
             self.shards.len() > 1 && self.is_regular() && self.partition.strategy() == PartitionStrategy::Mod;
@@ -207,7 +207,7 @@ impl Sharded {
         row.saturating_mul(rows).saturating_mul(self.dtype.bytes().unwrap_or(16))
     }
 
-    /// Returns a read request for each shard. A server sends no values if the version of the shard is still the one in
+    /// Returns a read request for each shard. A server sends no value if the version of the shard is still that in
     /// `known`. If `may_round` is `true`, the connection may send values in a narrower type.
     pub(crate) fn read_requests(&self, known: &[Option<Version>], may_round: bool) -> Vec<ServerRequest> {
         let read = |(number, shard): (usize, &Shard)| ServerRequest {
@@ -222,8 +222,7 @@ impl Sharded {
         self.shards.iter().enumerate().map(read).collect()
     }
 
-    /// Checks that the value that a server sent for a shard has the shard's shape and dtype. Returns the
-    /// value.
+    /// Returns the value that a server has sent for a shard, after checking its shape and dtype.
     pub(crate) fn validate(
         &self,
         operation: &'static str,
@@ -248,7 +247,7 @@ impl Sharded {
         Err(Error::invalid(operation, reason))
     }
 
-    /// Returns the rows of a value that belong to a shard.
+    /// Returns the part of a value that belongs to a shard.
     pub(super) fn shard_value(&self, value: &HostTensor, shard: usize) -> Result<HostTensor> {
         if self.shards.len() == 1 {
             return Ok(value.clone());

@@ -1,5 +1,5 @@
-//! Consecutive rows of a variable on parameter servers, and their slots. Workers in lock step save and restore one
-//! range after another, so that a variable that is larger than memory is never completely in memory.
+//! Reading and writing consecutive rows of a variable on parameter servers, and their slots. Workers in lock step save
+//! and restore one range after another, so that a variable that is larger than memory is never completely in memory.
 
 use super::super::channels::{ServerRequest, unexpected};
 use super::{REQUEST_BYTES, Sharded, as_ids};
@@ -9,8 +9,8 @@ use distribute_tensor::{HostTensor, Write};
 use std::ops::Range;
 
 impl Sharded {
-    /// Returns `true` if the variable can be read and written by ranges of rows: it has rows, and shards with the
-    /// numbers of rows that the partition specifies.
+    /// Returns `true` if the variable can be read and written by ranges of rows: it has rows, and its shards have the
+    /// numbers of rows that follow from the partition.
     pub fn has_ranges(&self) -> bool {
         !self.dims.is_empty() && self.is_regular()
     }
@@ -29,7 +29,7 @@ impl Sharded {
         values.into_iter().next().map_or_else(|| self.no_rows(), Ok)
     }
 
-    /// Reads the slots `names` of a range of rows, in the order of the names.
+    /// Reads the slots `names` of a range of rows.
     ///
     /// # Errors
     /// - [`Error::Server`]: a server did not answer.
@@ -56,8 +56,8 @@ impl Sharded {
         })
     }
 
-    /// Reads `columns` tensors of a range of rows, in parts that fit into requests. `select` takes them from the values
-    /// and slots in each response.
+    /// Reads `columns` tensors of a range of rows, in parts that fit into requests. `select` selects them from the
+    /// values and slots in each response.
     fn range(
         &self,
         operation: &'static str,
@@ -69,7 +69,7 @@ impl Sharded {
         self.joined_columns(columns, parts.collect::<Result<_>>()?)
     }
 
-    /// Splits a range of rows into parts that fit into requests with up to three slots. There is at least one part.
+    /// Splits a range of rows into parts that fit into requests with up to three slots. Returns at least one part.
     fn parts(&self, rows: Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
         let step = (REQUEST_BYTES / self.bytes(4).max(1)).max(1);
         let none = rows.is_empty().then(|| rows.clone());
@@ -114,9 +114,9 @@ impl Sharded {
         of_columns.into_iter().map(|column| super::joined(column, || self.no_rows())).collect()
     }
 
-    /// Writes the rows of `values` to the rows of the variable from `first` on. In lock step, sends only rows on
-    /// servers that are assigned to this worker. Every worker that [sends some](Self::sends_some) of the rows must
-    /// therefore make this call with the same arguments.
+    /// Writes `values` to the rows of the variable from `first` on. In lock step, this worker sends only the rows on
+    /// servers that are assigned to it. Every worker that [sends some](Self::sends_some) of the rows must therefore
+    /// make this call with the same arguments.
     ///
     /// # Errors
     /// - [`Error::Server`]: a server did not answer.
@@ -132,8 +132,8 @@ impl Sharded {
         })
     }
 
-    /// Writes the slots `names` of the rows from `first` on, without changing values. `slots` has a tensor for each
-    /// name, with one row for each row to be written. In lock step, the same workers must make this call as a call of
+    /// Writes the slots `names` of the rows from `first` on, without changing values. `slots` contains a tensor for
+    /// each name, with one row for each row to write. In lock step, the same workers must make this call as for
     /// [`write_range`](Self::write_range).
     ///
     /// # Errors
@@ -151,7 +151,7 @@ impl Sharded {
         })
     }
 
-    /// Writes all slots, whose tensors are in the order of `names`, without changing values.
+    /// Writes slots of all rows, without changing values. `slots` are in the order of `names`.
     ///
     /// # Errors
     /// Returns the errors of [`write_slot_range`](Self::write_slot_range).
@@ -167,7 +167,7 @@ impl Sharded {
         Ok(())
     }
 
-    /// Splits `tensors` by shard. Their rows are those of the variable from `first` on. For each shard, sends the
+    /// Splits `tensors`, whose rows are those of the variable from `first` on, by shard. For each shard, sends the
     /// request that `request` creates from the shard's table, its rows and their values.
     fn send_range(
         &self,
@@ -198,27 +198,27 @@ impl Sharded {
         self.channels.ask(operation, requests).map(drop)
     }
 
-    /// Returns `true` if this worker sends the changes of at least one of the given rows. In lock step, each worker
-    /// sends those of the servers that are assigned to it; otherwise, each worker sends all of its changes.
+    /// Returns `true` if this worker sends changes of at least one of the given rows. In lock step, each worker sends
+    /// those of the servers that are assigned to it. Otherwise each worker sends all of its changes.
     pub fn sends_some(&self, rows: &Range<usize>) -> bool {
         self.on_shards(rows)
             .iter()
             .any(|(number, _)| self.channels.sends_changes(self.shards[*number].server))
     }
 
-    /// Returns the shards that have some of the given rows, each with the indices of these rows on the shard.
+    /// Returns the shards that contain any of the given rows, and the indices of these rows on each shard.
     fn on_shards(&self, rows: &Range<usize>) -> Vec<(usize, Range<usize>)> {
         let on = |number| (number, self.partition.rows_on(number, rows.clone()));
         (0..self.shards.len()).map(on).filter(|(_, rows)| !rows.is_empty()).collect()
     }
 
-    /// Returns the row of the variable that a shard stores as its row `row`.
+    /// Returns the row of the variable that a shard stores at index `row`.
     fn row(&self, shard: usize, row: usize) -> usize {
         self.partition.row(distribute_ps_tables::RowLocation { shard, row })
     }
 
-    /// Returns, for each row of a range, its position among the rows of all shards. Returns `None` if the rows are
-    /// already in order.
+    /// Returns, for each row of a range, its position among the rows of all shards, one shard after another. Returns
+    /// `None` if these are already in order.
     fn order(&self, rows: &Range<usize>, on_shards: &[(usize, Range<usize>)]) -> Option<Vec<usize>> {
         let mut order = vec![0; rows.len()];
         let stored = on_shards

@@ -1,4 +1,4 @@
-//! Reads a variable on parameter servers: the complete variable or some rows.
+//! Reading a variable on parameter servers, completely or by row.
 
 use super::super::channels::{ServerRequest, unexpected};
 use super::row_read::{RowRead, UniqueRows};
@@ -8,8 +8,8 @@ use distribute_ps_tables::{Request, Response, RowPartition, UniqueIds};
 use distribute_tensor::HostTensor;
 use std::borrow::Cow;
 
-/// Concatenates the rows of several shards. The rows of a single shard are not copied. `none` returns the result if
-/// there are no shards.
+/// Concatenates the rows of several shards. The rows of a single shard are not copied. Without shards, returns the
+/// result of `none`.
 pub(crate) fn joined(
     mut parts: Vec<HostTensor>,
     none: impl FnOnce() -> Result<HostTensor>,
@@ -53,7 +53,7 @@ impl Sharded {
         self.read_unique(operation, ids)?.in_order()
     }
 
-    /// Reads the rows of `ids`. Each row is read once, even if its id is repeated.
+    /// Reads the rows of `ids`. A row whose id is repeated is read once.
     ///
     /// # Errors
     /// Returns the errors of [`row_read`](Self::row_read) and [`read`](Self::read).
@@ -61,8 +61,8 @@ impl Sharded {
         self.row_read(operation, ids)?.send(operation)
     }
 
-    /// Prepares a read of the rows of `ids`, without sending it. Each row is read once, even if its id is repeated. If
-    /// the shards do not have the numbers of rows that the partition specifies, the complete variable is read.
+    /// Prepares a read of the rows of `ids`, without sending it. A row whose id is repeated is read once. If the shards
+    /// do not have the numbers of rows that follow from the partition, the complete variable is read.
     ///
     /// # Errors
     /// - [`Error::Params`]: an id is out of range.
@@ -71,7 +71,7 @@ impl Sharded {
         Self::row_read_of(Cow::Borrowed(self), operation, ids)
     }
 
-    /// Acts like [`row_read`](Self::row_read), for a variable that the read may own.
+    /// Equivalent to [`row_read`](Self::row_read), except that the read may own the variable.
     pub(crate) fn row_read_of<'a>(
         of: Cow<'a, Self>,
         operation: &'static str,

@@ -1,4 +1,4 @@
-//! Reads of rows that are prepared before they are sent, so that the reads of several tables can be sent together.
+//! Reads of rows that are prepared first and sent later, so that those of several tables can be sent together.
 
 use super::super::channels::ServerRequest;
 use super::super::{Channels, PendingReplies};
@@ -7,7 +7,7 @@ use distribute_ps_tables::Response;
 use distribute_tensor::HostTensor;
 use std::sync::Arc;
 
-/// The requested rows, each only once. There may be additional rows.
+/// The rows of requested ids, each only once. There may be other rows as well.
 #[derive(Debug)]
 pub struct UniqueRows {
     /// The rows, each only once.
@@ -42,7 +42,7 @@ impl<'a> RowRead<'a> {
         Self { channels: channels.clone(), requests, finish: Box::new(finish) }
     }
 
-    /// Returns a read whose rows are the result of `next` for the rows of this one.
+    /// Returns a read that applies `next` to the rows of this one.
     pub(crate) fn then(self, next: impl FnOnce(UniqueRows) -> Result<UniqueRows> + Send + 'a) -> Self {
         let finish = self.finish;
         Self { finish: Box::new(move |answers| next(finish(answers)?)), ..self }
@@ -53,8 +53,8 @@ impl<'a> RowRead<'a> {
         (self.finish)(self.channels.ask(operation, self.requests)?)
     }
 
-    /// Sends the requests of all reads at once, and returns the rows of each. A `None` among the reads results in a
-    /// `None`. Reads that use other connections than the first read are sent later, one after another.
+    /// Sends the requests of all reads at once, and returns the rows of each; `None` for a `None` among the reads.
+    /// Reads over other connections than those of the first read are sent afterwards, one after another.
     ///
     /// # Errors
     /// Returns the errors of the servers.
@@ -87,10 +87,10 @@ impl<'a> RowRead<'a> {
     }
 }
 
-/// Reads that have been sent, and whose responses may not have arrived yet.
+/// Reads that were sent, and whose responses may not have arrived yet.
 pub(crate) struct SentReads {
     replies: PendingReplies,
-    /// The number of requests of each read, and the function that receives their responses.
+    /// The number of requests of each read, and the function that assembles its rows.
     finishes: Vec<(usize, Finish<'static>)>,
 }
 
@@ -116,10 +116,10 @@ impl SentReads {
     }
 }
 
-/// One of the reads that [`RowRead::together`] sends.
+/// A read in [`RowRead::together`], and how it was sent.
 enum Part<'a> {
     Nothing,
     Apart(RowRead<'a>),
-    /// A read whose requests are among those of all: their number, and the function that receives their responses.
+    /// A read whose requests were sent with those of others: their number, and the function that assembles the rows.
     Together(usize, Finish<'a>),
 }

@@ -1,4 +1,4 @@
-//! Writes a variable on parameter servers: the complete variable or some rows.
+//! Writing a variable on parameter servers, completely or by row.
 
 use super::super::channels::ServerRequest;
 use super::{Shard, Sharded, as_ids};
@@ -7,7 +7,7 @@ use distribute_ps_tables::Request;
 use distribute_tensor::{HostTensor, IndexedSlices, Write};
 
 impl Sharded {
-    /// Writes a value, which must have the variable's shape and dtype, with the operation `how`.
+    /// Writes a value to the complete variable with the operation `how`. It must have the variable's shape and dtype.
     ///
     /// # Errors
     /// - [`Error::Server`]: a server did not answer, or rejected the write. Other servers may have executed it.
@@ -21,16 +21,16 @@ impl Sharded {
         self.channels.ask(how.name(), requests).map(drop)
     }
 
-    /// Writes rows, which must have the variable's row shape and dtype, with the operation `how`. The rows in each
-    /// shard are written one after another.
+    /// Writes rows with the operation `how`. They must have the shape and dtype of the variable's rows. The rows of
+    /// each shard are written one after another.
     ///
     /// # Errors
-    /// - [`Error::NotSupported`]: the shards do not have the numbers of rows that the partition specifies.
+    /// - [`Error::NotSupported`]: the shards do not have the numbers of rows that follow from the partition.
     /// - [`Error::Params`]: an index is not the number of a row.
     /// - The error of a tensor operation: an integer would be divided by 0.
     /// - [`Error::Server`]: a server did not answer, or rejected the write. Other servers may have executed it.
     ///
-    /// After an error other than [`Error::Server`], nothing has been written.
+    /// If an error other than [`Error::Server`] is returned, nothing was written.
     pub fn write_rows(&self, how: Write, rows: &IndexedSlices) -> Result<()> {
         let operation = how.name();
         if !self.is_regular() {
@@ -65,7 +65,7 @@ impl Sharded {
         self.channels.ask(operation, requests).map(drop)
     }
 
-    /// Removes the tables of the variable from the servers. After an error, some tables may have been removed.
+    /// Removes the tables of the variable from the servers. If this fails, some tables may have been removed.
     pub fn remove(&self) -> Result<()> {
         let remove = |shard: &Shard| ServerRequest {
             server: shard.server,
