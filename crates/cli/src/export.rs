@@ -45,25 +45,25 @@ pub struct Arguments {
     modulo: bool,
 }
 
-/// The numbering of a table's rows in files.
+/// The way in which the rows of a table are numbered in its files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ids {
     /// Rows are numbered by their ids.
     Own,
-    /// Rows are numbered as in the variable, of which the table is the part with this index.
+    /// Rows are numbered as in the complete variable. The table is the part of this index.
     Part(RowPartition, usize),
 }
 
-/// A table to export.
+/// A table that is exported, with the numbering of its rows.
 struct Source {
     ids: Ids,
     export: TableExport,
 }
 
-/// The index of a server, and the name of one of its tables.
+/// The index of a server and the name of a table on it.
 type Key = (usize, String);
 
-/// The tables that are exported, and the failures that were printed for others.
+/// The tables that are exported, and the latest failure that was printed for each.
 #[derive(Default)]
 struct Exports {
     sources: BTreeMap<Key, Source>,
@@ -73,7 +73,7 @@ struct Exports {
 }
 
 impl Exports {
-    /// Records a failure, and prints it unless it was printed for the last pass as well.
+    /// Records a failure of a table, and prints it unless it is the one that was printed last for this table.
     fn fail(&mut self, key: Key, text: String) {
         self.has_failed = true;
         if self.remarks.get(&key) != Some(&text) {
@@ -83,7 +83,7 @@ impl Exports {
     }
 }
 
-/// Exports until the process is interrupted, or once.
+/// Exports repeatedly until the process is interrupted, or one time with `--once`.
 pub fn run(arguments: &Arguments) -> Result<()> {
     let cluster = ClusterSpec::from_lists([("ps", &arguments.servers)])?;
     let clients =
@@ -111,13 +111,14 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }
 }
 
-/// Returns the duration of an option.
+/// Converts the number of seconds in `option` to a duration.
 fn seconds(option: &str, number: f64) -> Result<Duration> {
     let text = || format!("{option} is a number of seconds, at least 0");
     Duration::try_from_secs_f64(number).map_err(|_| Error::Other(text().into()))
 }
 
-/// Lists the tables of all servers, each with the index of its server.
+/// Lists the variables' tables on all servers, each with the index of its server. Names that begin with `~` are not
+/// variables.
 fn list(servers: &[Connection], timeout: Duration) -> Result<Vec<(usize, TableInfo)>, (usize, ChannelError)> {
     let mut all = Vec::new();
     for (server, connection) in servers.iter().enumerate() {
@@ -129,7 +130,7 @@ fn list(servers: &[Connection], timeout: Duration) -> Result<Vec<(usize, TableIn
     Ok(all)
 }
 
-/// Writes the changed rows of the tables with these keys.
+/// Writes the changed rows of the tables `keys` to files.
 fn export(servers: &[Connection], keys: Vec<Key>, timeout: Duration, exports: &mut Exports) -> Result<()> {
     for key in keys {
         let Some(Source { ids, export }) = exports.sources.get_mut(&key) else { continue };
@@ -198,7 +199,7 @@ fn find(arguments: &Arguments, tables: &[(usize, TableInfo)], exports: &mut Expo
     keys
 }
 
-/// Returns, for each variable with parts, the index of each part and the number of its rows, in ascending order.
+/// Returns the index of each part and the number of its rows, in ascending order, for each variable that has parts.
 fn parts(tables: &[(usize, TableInfo)]) -> BTreeMap<&str, Vec<(usize, usize)>> {
     let mut all: BTreeMap<&str, Vec<(usize, usize)>> = BTreeMap::new();
     for (_, table) in tables {

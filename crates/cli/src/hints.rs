@@ -1,8 +1,8 @@
-//! Hints for command lines that were written for another launcher.
+//! Hints for command lines that are meant for another program, such as another launcher.
 
 use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
 
-/// The options of other launchers for the number of processes.
+/// The options by which other launchers set the number of processes.
 const WORKERS: [&str; 8] =
     ["-n", "-np", "--n", "--np", "--nproc_per_node", "--nproc-per-node", "--num-workers", "--num_processes"];
 
@@ -16,7 +16,7 @@ pub fn exit(error: &Error) -> ! {
     std::process::exit(error.exit_code())
 }
 
-/// Returns a hint if the command is a separate program, otherwise `None`.
+/// Returns a hint if the command is a separate program, and `None` otherwise.
 fn of_another_program(error: &Error) -> Option<String> {
     let is_bench = matches!(error.get(ContextKind::InvalidSubcommand), Some(ContextValue::String(command)) if command == "bench");
     is_bench.then(|| {
@@ -24,7 +24,7 @@ fn of_another_program(error: &Error) -> Option<String> {
     })
 }
 
-/// Returns a hint if an argument of `distribute launch` is unknown, otherwise `None`.
+/// Returns a hint if an argument of `distribute launch` is unknown, and `None` otherwise.
 fn of(error: &Error) -> Option<String> {
     let Some(ContextValue::String(argument)) = error.get(ContextKind::InvalidArg) else { return None };
     let name = argument.split('=').next().unwrap_or(argument);

@@ -95,8 +95,8 @@ fn targets() -> PossibleValuesParser {
     Target::ALL.iter().map(|target| PossibleValue::new(target.name()).help(target.description())).into()
 }
 
-/// Starts the tasks and waits for them, or prints the job for another system. If the job does not succeed, exits with
-/// the exit code of its outcome.
+/// Starts the tasks and waits for them, or prints the job for another system. If the job fails, exits with the code of
+/// its outcome.
 pub fn run(arguments: &Arguments) -> Result<()> {
     match launch(arguments).map_err(Error::other)? {
         Done::Printed(text) => line(text.trim_end()),
@@ -110,12 +110,12 @@ enum Done {
     Ended(Outcome),
 }
 
-/// Returns the number in a variable of the environment, which acts like an option that was not given.
+/// Parses the number in an environment variable, which replaces an option that was not given.
 fn exported(variable: &str) -> Option<usize> {
     std::env::var(variable).ok()?.parse().ok()
 }
 
-/// Returns the layout that the options select.
+/// Returns the layout of the job that the options describe.
 fn layout(arguments: &Arguments) -> distribute_launch::Result<Layout> {
     let hosts = arguments.hosts.as_deref().map(parse_hosts).transpose()?.unwrap_or_default();
     let workers = arguments.workers.unwrap_or(hosts.len().max(1));
@@ -250,7 +250,7 @@ fn launch(arguments: &Arguments) -> distribute_launch::Result<Done> {
     launch.run().map(Done::Ended)
 }
 
-/// Returns a warning if servers on this machine will find existing tables in their folders, otherwise `None`.
+/// Returns a warning if the folders of servers on this machine already contain tables, and `None` otherwise.
 fn tables_before(folder: &Path, servers: usize) -> Option<String> {
     let has_some = |number: &usize| {
         std::fs::read_dir(folder.join(format!("ps-{number}"))).is_ok_and(|mut files| files.next().is_some())

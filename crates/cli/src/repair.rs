@@ -28,7 +28,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Inspects one folder, and prints the damage. If `apply` is `true`, repairs the damage. Returns `true` if a server can
+/// Inspects one folder, and prints the damage. If `apply` is `true`, also repairs it. Returns `true` if a server can
 /// then start in the folder.
 fn one(folder: &Path, apply: bool) -> Result<bool> {
     let found = match inspect(folder) {

@@ -30,7 +30,7 @@ pub struct Arguments {
     lease: Option<u64>,
 }
 
-/// Serves until the server ends.
+/// Serves until the chief stops the server or its lease ends.
 pub fn run(arguments: &Arguments) -> Result<()> {
     let lease = arguments.lease.map_or(Duration::MAX, Duration::from_secs);
     let mut server = ServeBuilder::new().parameter_servers_only().lease(lease);

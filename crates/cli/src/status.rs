@@ -9,7 +9,7 @@ use ureq::Agent;
 /// The maximum time to wait for the response of a job.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The maximum size of a report in bytes. Most reports have about 50 kB.
+/// The maximum accepted size of a report in bytes. Most reports have about 50 kB.
 const MOST: u64 = 16 << 20;
 
 /// Shows the state of a running job: its workers and their speed, which of them wait and why, the queue, and the
@@ -33,8 +33,8 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     table(&report).iter().try_for_each(line)
 }
 
-/// Escapes the control characters in JSON text, except line breaks and tabs, because a terminal would interpret them.
-/// Leaves out carriage returns, which may only be between tokens.
+/// Escapes the control characters in JSON, except line breaks and tabs, because a terminal would interpret them.
+/// Removes carriage returns, which may only be between tokens.
 fn escaped(json: &str) -> String {
     json.chars().fold(String::with_capacity(json.len()), |mut text, c| {
         match c {
@@ -47,7 +47,7 @@ fn escaped(json: &str) -> String {
     })
 }
 
-/// Fetches the report of the job at this address. Returns it as JSON and in decoded form.
+/// Fetches the report of the job at `address`. Returns it both as JSON and decoded.
 fn fetch(address: &str) -> Result<(String, Report), Error> {
     let address = address.trim_start_matches("http://").trim_end_matches('/').to_string();
     let agent: Agent = Agent::config_builder()

@@ -1,4 +1,4 @@
-//! The latest report, and the thread that creates reports.
+//! The latest report of a job, and the thread that requests reports.
 
 use crate::history::History;
 use crate::{FORMAT, Report};
@@ -15,7 +15,7 @@ const INTERVAL: Duration = Duration::from_millis(500);
 /// A thread of the monitor requests a report twice a second. While the source is busy, clients receive the previous
 /// report with its age.
 pub trait Source: Send + 'static {
-    /// Returns the current report. The monitor adds values that depend on earlier reports: rates, the history and
+    /// Returns the current report. The monitor adds the values that depend on earlier reports: rates, history and
     /// times.
     fn report(&mut self) -> Report;
 }
@@ -42,7 +42,7 @@ impl Board {
         Self { state: Mutex::new(state), changed: Condvar::new(), clock: Stopwatch::start() }
     }
 
-    /// Returns the latest report with its current age.
+    /// Returns the latest report, with its age by now.
     pub(crate) fn report(&self) -> Report {
         let now = self.clock.elapsed();
         let state = self.state.lock();

@@ -6,7 +6,7 @@ use std::io;
 /// The result of this crate's functions.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// An error of a monitor, or of a request to one.
+/// An error of a monitor, or of a request to a monitor.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -20,7 +20,7 @@ pub enum Error {
         /// The error of the operating system.
         source: io::Error,
     },
-    /// Other machines can reach the address, and this was not permitted.
+    /// The address can be reached from other machines, which was not permitted.
     #[error(
         "monitor: {address} can be reached by other machines, which could read the status of the job; \
          listen at 127.0.0.1 and forward the port (ssh -L), or call allow_plain_text_on_the_network()"

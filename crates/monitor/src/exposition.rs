@@ -252,7 +252,7 @@ mod tests {
         assert!(!exposition(&report).contains("distribute_loss"));
     }
 
-    /// Parses the metrics with Prometheus' Python library. The test is skipped if the Python in `DISTRIBUTE_PYTHON`, by
+    /// Checks the metrics with Prometheus' Python library. The test is skipped if the Python in `DISTRIBUTE_PYTHON`, by
     /// default `python3`, does not have this library.
     #[test]
     fn prometheus_own_parser_reads_it() {

@@ -2,15 +2,14 @@
 
 use crate::Report;
 
-/// The age of the latest report, in seconds, at which the process counts as hung. Reports are made twice a second. A
-/// report waits for the parameter servers for at most 0.3 s.
+/// The age of the latest report, in seconds, at which the process counts as hung. Reports are requested twice a second,
+/// and wait for parameter servers for at most 0.3 s each.
 const HUNG: f64 = 60.;
 
 /// The age of the latest report, in seconds, at which the job no longer counts as ready.
 const STALE: f64 = 10.;
 
-/// Checks that the process is not hung. A process that waits for others is alive.
-///
+/// Checks that the process is not hung. A process that waits for other processes is not hung.
 /// # Errors
 /// Returns the reason if the process is hung, so that a restart may help.
 pub(crate) fn alive(report: &Report) -> Result<(), String> {

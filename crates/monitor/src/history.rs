@@ -10,11 +10,11 @@ const MAX_SAMPLES: usize = 480;
 /// The duration in seconds over which a rate is measured.
 const WINDOW: f64 = 3.;
 
-/// The samples of a job. As their number grows, only some are kept.
+/// The samples of a job. When there would be too many, every other one is removed, and fewer are kept from then on.
 #[derive(Debug)]
 pub(crate) struct History {
     samples: Vec<Sample>,
-    /// The number of samples for each one that is kept.
+    /// The number of reports per sample that is kept.
     stride: u64,
     seen: u64,
     /// The samples of the last few seconds, from which rates are computed.
@@ -34,8 +34,8 @@ impl History {
         }
     }
 
-    /// Sets the rows per second of each server in `report`, compared with a report some seconds ago. Leaves them
-    /// unchanged in the first report.
+    /// Sets the rows per second of each server in `report`, by comparison with a report some seconds ago. The first
+    /// report is left unchanged.
     fn rate_servers(&mut self, report: &mut Report) {
         let counts: Vec<u64> =
             report.servers.iter().map(|it| it.rows_read.unwrap_or(0) + it.rows_pushed.unwrap_or(0)).collect();
@@ -53,7 +53,7 @@ impl History {
         }
     }
 
-    /// Adds a sample of a report, and adds rates and the history to the report.
+    /// Adds a sample of a report to the history, and sets the rates and the history in the report.
     pub(crate) fn add(&mut self, report: &mut Report) {
         let (progress, ended) = (&report.progress, report.coordinator.as_ref().map_or(0, |it| it.ended));
         let mut now = Sample {

@@ -11,13 +11,13 @@ pub const FORMAT: u32 = 1;
 pub struct Report {
     /// The version of the format: [`FORMAT`].
     pub format: u32,
-    /// The file name of the program.
+    /// The file name of the program that the process runs.
     pub program: String,
     /// The id of the process.
     pub process: u32,
     /// The number of seconds since the start of the monitor.
     pub seconds: f64,
-    /// The age of the report in seconds. If it is more than one or two, the job cannot report its status.
+    /// The age of the report in seconds. If it is more than one or two, the job cannot report its status at present.
     pub age: f64,
     /// The kind of the strategy, such as `MirroredStrategy`.
     pub strategy: String,
@@ -36,10 +36,10 @@ pub struct Report {
     pub coordinator: Option<Coordinator>,
     /// The parameter servers, if the job has any.
     pub servers: Vec<ParameterServer>,
-    /// The use of the caches of rows of this process, if it has read rows through them.
+    /// The usage of this process's caches of rows, if it has read rows through them.
     #[serde(default)]
     pub row_cache: Option<RowCache>,
-    /// The use of prefetched rows in this process, if it prefetches rows.
+    /// The usage of prefetched rows in this process, if it prefetches rows.
     #[serde(default)]
     pub prefetch: Option<Prefetch>,
     /// The samples of the job, oldest first.
@@ -57,7 +57,8 @@ pub struct Sample {
     pub examples: f64,
     /// The loss of the last step, if it was finite.
     pub loss: Option<f64>,
-    /// The recent number of examples per second. For a coordinator without examples, the number of closures per second.
+    /// The recent number of examples per second; for a coordinator without examples, the recent number of closures per
+    /// second.
     pub rate: f64,
     /// The number of completed closures.
     pub ended: u64,
@@ -83,9 +84,9 @@ pub struct Worker {
     pub address: Option<String>,
     /// The reason why the worker is missing; `None` if it is not missing.
     pub away: Option<String>,
-    /// A description of the worker's activity, if it is known.
+    /// The current activity of the worker, as text, if it is known.
     pub does: Option<String>,
-    /// The time since the start of the activity, in seconds.
+    /// The time since the activity began, in seconds.
     pub seconds: Option<f64>,
     /// The number of closures that the worker is running or has received.
     pub closures: Option<u64>,
@@ -101,11 +102,11 @@ pub struct Worker {
 pub struct StepTimes {
     /// The time in which the worker computed.
     pub computing: f64,
-    /// The time in which it waited for its input.
+    /// The time in which the worker waited for its input.
     pub input: f64,
     /// The time that the program spent between steps.
     pub outside: f64,
-    /// The time in which it waited for other workers.
+    /// The time in which the worker waited for other workers.
     pub waiting: f64,
 }
 
@@ -114,9 +115,9 @@ pub struct StepTimes {
 pub struct Straggler {
     /// The name of the worker.
     pub name: String,
-    /// The reason why it is slow.
+    /// The reason why the worker is slow.
     pub why: String,
-    /// The mean time per step for which the others wait for it, in seconds.
+    /// The mean time per step for which the others wait for this worker, in seconds.
     pub seconds: f64,
     /// The share of the duration of a step for which the others wait, between 0 and 1.
     pub share: f64,
@@ -166,12 +167,12 @@ pub struct Activity {
     pub seconds: f64,
 }
 
-/// A worker or replica that waits for another.
+/// A wait of a worker or replica for another.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Wait {
     /// The name of the waiting worker or replica.
     pub who: String,
-    /// The name of the worker or replica that it waits for.
+    /// The name of the worker or replica for which it waits.
     pub awaits: String,
     /// The reason for the wait.
     pub why: String,
@@ -188,9 +189,9 @@ pub struct Coordinator {
     pub ended: u64,
     /// The recent number of completed closures per second.
     pub ended_per_second: f64,
-    /// The mean number of other closures that complete while a closure runs; `None` before the first has completed.
-    ///
-    /// If each closure makes one update, this is the number of updates that are missing from the values that it uses.
+    /// The mean number of other closures that complete while a closure runs; `None` before the first closure has
+    /// completed. If each closure makes one update, this is the number of updates that are missing from the values that
+    /// a closure uses.
     #[serde(default)]
     pub staleness: Option<f64>,
     /// The workers of the coordinator.
@@ -222,24 +223,23 @@ pub struct ParameterServer {
     /// The recent number of rows read and pushed per second.
     #[serde(default)]
     pub rows_per_second: f64,
-    /// The number of copies of the server's tables; `None` if no other server replicates it.
-    ///
-    /// Normally it is 2. It is 1 while changes wait for the replicating server. It is 0 after a start, until the server
-    /// has reached the replicating server.
+    /// The number of copies of the server's tables; `None` if no other server replicates the tables. Normally it is 2.
+    /// It is 1 while changes wait for the replicating server. It is 0 after a start, until this server has connected to
+    /// the replicating server.
     #[serde(default)]
     pub copies: Option<u64>,
 }
 
-/// The use of the caches in which a process keeps rows of tables, since they were created.
+/// The usage of the caches in which a process keeps rows of tables, since their creation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RowCache {
     /// The number of rows that were read from a cache.
     pub hits: u64,
-    /// The number of rows that were fetched.
+    /// The number of rows that were not in a cache and were fetched from a server.
     pub misses: u64,
     /// The size of the rows that were read from a cache, in bytes.
     pub saved_bytes: u64,
-    /// The largest number of steps whose changes a row lacked when it was read.
+    /// The maximum age of a row when it was read from a cache: the number of steps whose changes it lacked.
     pub max_age: u64,
     /// The number of rows that are cached now.
     pub rows: u64,
@@ -253,18 +253,17 @@ impl RowCache {
     }
 }
 
-/// The use of rows of tables that a process requests before the step that looks them up.
+/// The usage of prefetched rows, which a process requests before the step that looks them up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Prefetch {
-    /// The number of looked up rows that were requested before their step.
+    /// The number of rows that were requested before the step that looked them up.
     pub prefetched: u64,
-    /// The number of looked up rows that were requested when they were looked up.
+    /// The number of rows that were only requested when they were looked up.
     pub late: u64,
 }
 
 impl Prefetch {
-    /// Returns the share of rows that were requested before their step, between 0 and 1. It is 0 if no row was looked
-    /// up.
+    /// Returns the share of looked up rows that were prefetched, between 0 and 1. It is 0 if no row was looked up.
     pub fn share(&self) -> f64 {
         let all = self.prefetched as f64 + self.late as f64;
         if all > 0. { self.prefetched as f64 / all } else { 0. }

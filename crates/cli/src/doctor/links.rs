@@ -11,8 +11,8 @@ use distribute_rpc::{ClientBuilder, Server};
 use std::time::Duration;
 
 /// Measures the links to other tasks. With `--listen`, also answers their measurements. Returns `None` if the
-/// environment names no cluster, or if another task measures the links. With `--listen`, an environment without a
-/// cluster is an error instead.
+/// environment describes no cluster, or if another task measures the links. With `--listen`, an environment without a
+/// cluster is an error.
 pub fn report(arguments: &Arguments) -> Result<Option<Report>> {
     let resolver = resolver::from_env()?;
     let cluster = resolver.cluster_spec()?;

@@ -1,4 +1,4 @@
-//! The causes of slow training on this machine.
+//! Inspection of this machine for causes of slow training.
 
 use super::memory;
 use distribute::Result;
@@ -49,7 +49,7 @@ impl Machine {
         })
     }
 
-    /// Returns the problems that were found: for each, the cause, the cost, and the fix.
+    /// Returns the problems that were found. Each text names the cause, the cost and the fix.
     pub fn warnings(&self) -> Vec<String> {
         let found = self;
         let mut warnings = Vec::new();
@@ -146,7 +146,7 @@ mod tests {
         Machine { cores: 2, load: Some(0.1), quota: None, threads, alone: 10., all_cores: 20. }
     }
 
-    /// Returns the warnings, except the one about tests being built without optimisation.
+    /// Returns the warnings, except the one about a build without optimisation, which tests always cause.
     fn traps(found: &Machine) -> Vec<String> {
         found.warnings().into_iter().filter(|w| !w.contains("--release")).collect()
     }

@@ -4,7 +4,8 @@ use distribute_testing::{Port, child};
 use std::process::Command;
 use std::time::Duration;
 
-/// Returns the output with `CANDLE_NUM_THREADS` set to `threads`. The command is killed after five minutes.
+/// Runs the command with `CANDLE_NUM_THREADS` set to `threads`, and returns its output. It is killed after five
+/// minutes.
 fn doctor(threads: Option<&str>) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_distribute"));
     command.arg("doctor").env_remove("CANDLE_NUM_THREADS").env_remove("RAYON_NUM_THREADS");

@@ -1,8 +1,6 @@
-//! Runs `distribute serve` and `distribute export` as users do: changed rows are in files soon after a push, exactly
-//! once, also if the server is killed.
-//!
-//! `DISTRIBUTE_TEST_KILLS=20 cargo test -p distribute-cli --test it export -- --nocapture` kills it more often, and
-//! prints the time from a push to the rows in a reader's hands.
+//! Runs `distribute serve` and `distribute export` as users do. Changed rows must be in files soon after a push,
+//! exactly once, even if the server is killed. `DISTRIBUTE_TEST_KILLS=20 cargo test -p distribute-cli --test it export
+//! -- --nocapture` kills the server more often, and prints the time from a push until a reader has the rows.
 
 use distribute::cluster::{ClusterSpec, Deadline, Job, Stopwatch, Task};
 use distribute::net::Credentials;
@@ -35,7 +33,7 @@ fn export(address: &str, folder: &Path) -> Killed {
     Killed(command.stdout(Stdio::null()).spawn().unwrap())
 }
 
-/// A reader of exported files, which has nothing but the folder.
+/// A reader of exported files, which knows only the folder.
 #[derive(Default)]
 struct Reader {
     next: u64,
@@ -44,7 +42,7 @@ struct Reader {
 }
 
 impl Reader {
-    /// Reads the files that are new, and checks that no row is in them twice.
+    /// Reads the new files, and checks that no row is in them twice.
     fn read(&mut self, folder: &Path) {
         while let Ok(bytes) = std::fs::read(folder.join(format!("n/{:010}.safetensors", self.next))) {
             let (length, rest) = bytes.split_first_chunk::<8>().unwrap();
@@ -71,7 +69,7 @@ impl Reader {
         }
     }
 
-    /// Reads until a condition is true.
+    /// Reads new files until `is` returns `true`.
     fn until(&mut self, folder: &Path, is: impl Fn(&Self) -> bool) {
         let deadline = Deadline::after(PATIENCE);
         loop {

@@ -1,4 +1,4 @@
-//! Runs the command as a process.
+//! Tests that run the command `distribute` as a process.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

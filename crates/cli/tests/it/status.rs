@@ -73,7 +73,8 @@ fn an_address_without_a_monitor_is_reported() {
     }
 }
 
-/// A signal ends a command whose output is full. A command whose output is closed succeeds.
+/// Checks commands whose output is not read: a signal ends one whose pipe is full, and one whose pipe is closed
+/// succeeds.
 #[cfg(unix)]
 #[test]
 fn unread_output_delays_no_command() {

@@ -1,4 +1,4 @@
-//! A connection: a request, a response and the close, each within a deadline.
+//! A connection to the monitor: one request and one response, each with a deadline.
 
 use super::request::{self, Access, Request};
 use super::respond;
@@ -11,8 +11,8 @@ use std::time::Duration;
 /// The maximum time to receive a request, and to send a response.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Receives one request on a connection, sends the response, and ends the connection. The client cannot affect the job.
-/// `has_requested` is called after a valid request has been received completely.
+/// Receives one request on a connection, sends the response, and closes the connection. Errors of the client are
+/// ignored. `has_requested` is called after a valid request has been received completely.
 pub(super) fn serve(stream: &TcpStream, board: &Board, access: Access, has_requested: &dyn Fn()) {
     let deadline = Deadline::after(TIMEOUT);
     let answer = match read(stream, &deadline, access) {
@@ -66,12 +66,12 @@ fn write(mut stream: &TcpStream, mut bytes: &[u8], deadline: &Deadline) -> io::R
     Ok(())
 }
 
-/// Returns the remaining time, unless it is too short for a timeout of the operating system.
+/// Returns the remaining time, or `None` if it is too short for a timeout of the operating system.
 fn left(deadline: &Deadline) -> Option<Duration> {
     Some(deadline.remaining()).filter(|left| *left >= Duration::from_millis(1))
 }
 
-/// Returns `true` if an error only means that the time is up or that a signal arrived.
+/// Returns `true` if an error only means that the timeout has passed or that a signal has arrived.
 fn is_transient(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
 }

@@ -1,4 +1,4 @@
-//! The connections of a monitor, and the choice of one to close for a new one.
+//! The open connections of a monitor, and the choice of one to close when a new one arrives.
 
 use distribute_cluster::Deadline;
 use distribute_cluster::admission::{GuestId, Guests, Source, Stage};
@@ -42,8 +42,8 @@ impl Connections {
         Arc::new(Self { state: Mutex::new(state), left: Condvar::new(), threads: 2 * max })
     }
 
-    /// Registers a connection, and closes another one if necessary. Returns `None` if all threads are busy and none
-    /// exits in time.
+    /// Registers a connection. Closes another one if there would be too many. Returns `None` if all threads are busy
+    /// and none exits in time.
     pub fn enter(self: &Arc<Self>, stream: &Arc<TcpStream>, from: IpAddr) -> Option<Connection> {
         let (mut state, deadline) = (self.state.lock(), Deadline::after(PATIENCE));
         while state.threads >= self.threads {

@@ -53,23 +53,20 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts a server that shows the reports of `source` at this address.
-    ///
-    /// An address that other machines can reach requires `network`. Any machine that can reach it can read the status
-    /// of the job, and nothing is encrypted.
-    ///
+    /// Starts a server that serves the reports of `source` at `address`. An address that can be reached from other
+    /// machines requires `network`. Every machine that can connect can read the status of the job, and nothing is
+    /// encrypted.
     /// # Errors
     /// - [`Error::Listen`]: the server cannot listen on the address.
-    /// - [`Error::Network`]: other machines can reach the address, and `network` is `false`.
+    /// - [`Error::Network`]: the address can be reached from other machines, and `network` is `false`.
     /// - [`Error::Thread`]: a thread cannot be started.
     pub fn start(address: &str, network: bool, source: impl Source) -> Result<Self> {
         Self::open(address, if network { Access::Network } else { Access::Local }, source)
     }
 
-    /// Serves only `/healthz` and `/readyz` at this address, to any machine that reaches it. The responses contain no
-    /// names or numbers of the job, except the age of its latest report, the number of its workers, and how many of
-    /// them are lost.
-    ///
+    /// Starts a server that serves only `/healthz` and `/readyz` at `address`, to every machine that can connect. The
+    /// responses contain no names or numbers of the job, except the age of its latest report, the number of its
+    /// workers, and how many of them are lost.
     /// # Errors
     /// - [`Error::Listen`]: the server cannot listen on the address.
     /// - [`Error::Thread`]: a thread cannot be started.
@@ -77,9 +74,8 @@ impl Server {
         Self::open(address, Access::Health, source)
     }
 
-    /// Serves `/healthz` and `/readyz` at another address as well, as [`start_health`](Self::start_health) does.
-    /// Returns the address, with the selected port if port 0 was requested.
-    ///
+    /// Additionally serves `/healthz` and `/readyz` at another address, like [`start_health`](Self::start_health).
+    /// Returns this address. If port 0 was requested, it has the port that the system has selected.
     /// # Errors
     /// Returns the errors of [`start_health`](Self::start_health).
     pub fn add_health(&mut self, address: &str) -> Result<SocketAddr> {
@@ -97,13 +93,13 @@ impl Server {
         Ok(server)
     }
 
-    /// Starts the thread that accepts connections.
+    /// Starts the thread that accepts connections on a listener.
     fn serve(&mut self, listener: TcpListener, access: Access) -> Result<()> {
         let board = self.board.clone();
         self.thread("monitor-http", move || serve(&listener, &board, access))
     }
 
-    /// Returns the address, with the selected port if port 0 was requested.
+    /// Returns the address of the server. If port 0 was requested, it has the port that the system has selected.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -138,8 +134,10 @@ impl fmt::Debug for Server {
     }
 }
 
-/// Binds a listener, and returns it with its address. Returns [`Error::Network`] if `access` is local, but other
-/// machines can reach the address.
+/// Binds a listener, and returns it with its address.
+/// # Errors
+/// - [`Error::Listen`]: the listener cannot be bound.
+/// - [`Error::Network`]: `access` is local, but the address can be reached from other machines.
 fn listen(address: &str, access: Access) -> Result<(TcpListener, SocketAddr)> {
     let failed = |source| Error::Listen { address: address.into(), source };
     let all: Vec<_> = address.to_socket_addrs().map_err(failed)?.collect();
@@ -152,7 +150,7 @@ fn listen(address: &str, access: Access) -> Result<(TcpListener, SocketAddr)> {
     Ok((listener, bound))
 }
 
-/// Accepts connections until shutdown, and starts a thread for each.
+/// Accepts connections until the monitor shuts down, and starts a thread for each.
 fn serve(listener: &TcpListener, board: &Arc<Board>, access: Access) {
     let connections = Connections::new(CONNECTIONS);
     let (mut failures, began) = (Repeats::new(FAILURES), Stopwatch::start());

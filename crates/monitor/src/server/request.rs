@@ -17,18 +17,18 @@ pub(super) enum Resource {
     Readiness,
 }
 
-/// The clients that may ask for the status of a job.
+/// The clients that may use an address, and what they may request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
-    /// Clients on this machine.
+    /// Only clients on this machine.
     Local,
-    /// All clients that reach the address.
+    /// All clients that can connect.
     Network,
-    /// All clients that reach the address, but only for the health of the process.
+    /// All clients that can connect, but only for the health of the process.
     Health,
 }
 
-/// The result of parsing bytes.
+/// The result of parsing the bytes received so far.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Request {
     /// The request is incomplete.
@@ -39,7 +39,7 @@ pub(super) enum Request {
     Refused { code: u16, why: &'static str },
 }
 
-/// Parses a request to an address with this access.
+/// Parses a request that was received at an address with the given access.
 pub(super) fn read(bytes: &[u8], access: Access) -> Request {
     let refused = |code, why| Request::Refused { code, why };
     let mut headers = [httparse::EMPTY_HEADER; HEADERS];
@@ -77,7 +77,7 @@ pub(super) fn read(bytes: &[u8], access: Access) -> Request {
     }
 }
 
-/// Returns `true` if a name, with or without a port, refers only to this machine.
+/// Returns `true` if a host name, with or without a port, can only mean this machine.
 fn is_this_machine(host: &str) -> bool {
     let (name, rest) = match host.strip_prefix('[') {
         Some(rest) => rest.split_once(']').unwrap_or_default(),

@@ -3,7 +3,7 @@
 use super::request::Resource;
 use crate::{Report, exposition, health};
 
-/// The page, which consists of one file. It requests `/status.json` and shows the result.
+/// The page for browsers, in a single file. It requests `/status.json` and shows the result.
 const PAGE: &str = include_str!("../page.html");
 
 /// Returns the response to a request. `body` is `false` if only the header was requested. `report` is called if the
@@ -22,7 +22,7 @@ pub(super) fn answer(resource: Resource, body: bool, report: impl FnOnce() -> Re
     written(200, kind, &content, body)
 }
 
-/// Returns the response to a probe.
+/// Returns the response to a probe: 200, or 503 with the reason.
 fn probed(outcome: Result<(), String>, body: bool) -> Vec<u8> {
     let (code, text) = match outcome {
         Ok(()) => (200, "ok".to_owned()),

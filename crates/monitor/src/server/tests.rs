@@ -125,7 +125,7 @@ fn who_asks_is_answered_however_many_are_there_and_say_nothing() {
     });
 }
 
-/// A source that hangs until a message arrives, at most a minute for each report.
+/// A source that hangs for each report until a message arrives, for at most one minute.
 struct Stuck(mpsc::Receiver<()>);
 
 impl Source for Stuck {

@@ -103,9 +103,9 @@ impl Checkpointed for AsyncWorkerStrategy {
     }
 }
 
-/// The state that this strategy has in addition to the common [`Strategy`].
+/// The state of this strategy that the common [`Strategy`] does not have.
 struct Inner {
-    /// The settings from which [`AsyncWorkerStrategy::configure`] creates another strategy.
+    /// The settings of this strategy, for [`AsyncWorkerStrategy::configure`].
     settings: ParameterServerStrategyBuilder,
     worker: Option<Worker>,
 }
@@ -113,7 +113,7 @@ struct Inner {
 /// The state of a worker that trains with parameter servers.
 struct Worker {
     servers: Arc<ParameterServers>,
-    /// The servers in other processes; `None` if there are none.
+    /// The servers in other processes; `None` if all are in this one.
     others: Option<Servers>,
     of: IndependentWorker,
     progress: Progress,
@@ -175,10 +175,8 @@ impl AsyncWorkerStrategy {
     }
 
     // PSV1-13
-    /// Creates a strategy with the settings and devices of this one, for a different cluster.
-    ///
-    /// Unlike in TensorFlow, this strategy itself does not change. Its variables are not moved.
-    ///
+    /// Creates a strategy with the settings and devices of this one, in a different cluster. Unlike in TensorFlow, this
+    /// strategy does not change, and its variables are not moved.
     /// # Errors
     /// Returns the errors of [`of`](Self::of).
     #[track_caller]
@@ -202,10 +200,8 @@ impl AsyncWorkerStrategy {
     }
 
     // PSV1-4
-    /// Returns the variable `global_step`, which counts the steps of all workers. The program must increment it.
-    ///
-    /// In `run`, only the value that replica 0 adds counts.
-    ///
+    /// Returns the variable `global_step`, which counts the steps of all workers. The program must increment it. In
+    /// `run`, it is incremented by the value of replica 0.
     /// # Errors
     /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): called inside `run`.
     /// - The error of a server, or an error if the chief has not created the variable.
@@ -217,9 +213,8 @@ impl AsyncWorkerStrategy {
     }
 
     /// Signals, on the chief, that variables have been created and restored. On the other workers, waits up to
-    /// `patience` for this signal. Call this before the first step, because variables that the chief restores later
-    /// would overwrite the step's updates. Does nothing without a cluster.
-    ///
+    /// `patience` for this signal. Call this before the first step: if the chief restored variables later, it would
+    /// overwrite the updates of the step. Does nothing without a cluster.
     /// # Errors
     /// - [`ErrorKind::TimedOut`](distribute_base::ErrorKind::TimedOut): on another worker, the chief has not sent the
     ///   signal within `patience`.

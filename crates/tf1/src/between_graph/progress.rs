@@ -24,16 +24,15 @@ const TABLE: &str = "between_graph/progress";
 /// The initial and the maximum interval between two requests of a waiting worker.
 const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(500)];
 
-/// The progress of the workers. Each worker writes its own flag.
+/// The progress of all workers. Each worker sets its own flag.
 pub(super) struct Progress {
     channels: Arc<Channels>,
     of: IndependentWorker,
 }
 
 impl Progress {
-    /// Creates the table if necessary, and resets the flag of this worker; on the chief, also the flag that the chief
-    /// is ready. Call this when the worker starts or restarts.
-    ///
+    /// Creates the table if necessary, and clears the flag of this worker. On the chief, also clears the flag that the
+    /// chief is ready. Call this when the worker starts or restarts.
     /// # Errors
     /// Returns the error of the server.
     pub(super) fn begin(channels: &Arc<Channels>, of: IndependentWorker) -> Result<Self> {
@@ -92,7 +91,7 @@ impl Progress {
             .map(drop)
     }
 
-    /// Reads all flags.
+    /// Reads all flags: one for each worker, and the chief's final flag.
     fn noted(&self, operation: &'static str) -> Result<Vec<i64>> {
         let rows = (0..=self.of.workers as i64).collect();
         match self.ask(operation, Request::ReadRows { table: TABLE.into(), rows })? {

@@ -1,4 +1,4 @@
-//! Session settings for each kind of strategy, computed by pure functions, for programs that pass such settings on.
+//! Session settings for each kind of strategy, computed by pure functions, for programs that pass them to TensorFlow.
 
 use distribute_base::Result;
 use distribute_cluster::{ClusterError, ClusterSpec, Job, Task};
@@ -6,7 +6,7 @@ use distribute_core::{Strategy, VariablePlacement};
 
 /// The settings of a session that depend on the strategy.
 ///
-/// This crate has no sessions. Programs that pass such settings on get the same values as from TensorFlow's strategies.
+/// This crate has no sessions. The settings are for programs that pass them on, and equal those of TensorFlow.
 ///
 /// ```
 /// use distribute::legacy::SessionConfig;
@@ -105,7 +105,7 @@ mod tests {
 
     const ALL: &str = r#"{"chief": ["z:1"], "worker": ["a:1", "b:1"], "ps": ["c:1"], "evaluator": ["e:1"]}"#;
 
-    /// Returns settings that a user has changed.
+    /// Returns settings that differ from the defaults in every field.
     fn before() -> SessionConfig {
         SessionConfig {
             isolate_session_state: true,
