@@ -2,7 +2,7 @@
 //! `cargo run --release -p distribute-coordinator --example closures`.
 //!
 //! Workers are processes. Empty closures are scheduled and joined, and then scheduled and fetched one by one. Finally,
-//! a worker is killed while it runs a closure, which is then retried on the other worker.
+//! a worker is killed while it runs a closure, which the other worker then runs again.
 
 use bytes::Bytes;
 use distribute_cluster::{ClusterSpec, Job, Stopwatch};
@@ -86,7 +86,7 @@ impl Executor for OfWorker {
     fn forget(&self, _resource: ResourceId) {}
 }
 
-/// One worker, until the process is killed.
+/// Runs a worker until the process is killed.
 fn serve(index: usize) -> Result<()> {
     let cluster = ClusterSpec::from_lists([("worker", vec!["127.0.0.1:0"; WORKERS])])?;
     let server = Server::builder(cluster).task(Job::Worker.task(index)).credentials(Identity::None);

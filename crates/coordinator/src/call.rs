@@ -1,25 +1,24 @@
-//! Calls on workers, as data.
+//! Calls of functions on workers, as data.
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// The identity of a function of the program. All tasks of a job run the same program, and therefore have the same
-/// functions.
+/// The identity of a function of the program. All tasks of a job run the same program, so they have the same functions.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct FunctionId {
     /// The path of the function in the program: `packages::train_step`.
     pub name: String,
-    /// A hash of the function's source. Tasks whose functions differ reject each other.
+    /// A hash of the function's source code. Tasks with different hashes reject each other.
     pub source: u64,
 }
 
-/// The sequence number of a closure, which is a scheduled call. Closures are numbered from 0 in the order of
-/// scheduling.
+/// The sequence number of a closure: a call that one of the workers executes. Closures are numbered from 0 in the order
+/// in which they are scheduled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ClosureId(pub u64);
 
-/// The sequence number of a resource, which is a value that each worker creates and keeps separately.
+/// The sequence number of a resource: a value that each worker creates and keeps for itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ResourceId(pub u64);
 
@@ -28,7 +27,7 @@ pub struct ResourceId(pub u64);
 pub enum Argument {
     /// A value, encoded as bytes.
     Value(Bytes),
-    /// The value that the worker has created for a resource.
+    /// The value of a resource on the worker that executes the call.
     Resource(ResourceId),
 }
 
@@ -51,7 +50,7 @@ impl Call {
     }
 }
 
-/// The origin of a change of a variable: a closure, regardless of how often and where it is executed. Parameter servers
+/// The closure that makes a change of a variable, regardless of how often and where it is executed. Parameter servers
 /// use it to apply each change of a closure at most once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Origin {
@@ -59,8 +58,8 @@ pub struct Origin {
     pub job: u64,
     /// The sequence number of the closure.
     pub closure: ClosureId,
-    /// The oldest closure that may not have ended. All closures before it have ended, and further changes by them are
-    /// rejected.
+    /// The oldest closure that may still be running. Changes by earlier closures are rejected, because all of them have
+    /// ended.
     pub floor: ClosureId,
 }
 

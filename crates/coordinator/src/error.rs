@@ -8,9 +8,9 @@ use std::time::Duration;
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A closure has failed. Methods of the coordinator return the first failure since the last such error, after all
-    /// other closures have ended or were cancelled. [`ResultHandle::fetch`](crate::ResultHandle::fetch) returns the
-    /// failure of its closure.
+    /// A closure has failed. Methods of the coordinator return this error once for the first failure, after all other
+    /// closures have ended or were cancelled. [`ResultHandle::fetch`](crate::ResultHandle::fetch) returns the failure
+    /// of its own closure.
     #[error("{0}")]
     Failed(Failure),
     /// Some workers reject this coordinator or cannot be reached, and the coordinator does not start without them.
@@ -22,7 +22,7 @@ pub enum Error {
         workers: usize,
         /// The names of the missing workers, and the reasons.
         missing: Vec<(String, String)>,
-        /// The kind of the reason for which a worker rejects this coordinator; `None` if none does.
+        /// The kind of failure with which a worker rejects this coordinator; `None` if none does.
         refused: Option<FailureKind>,
     },
     /// No worker was connected for longer than the timeout.
@@ -40,13 +40,13 @@ pub enum Error {
         waiting: usize,
         /// The names of the missing workers, and the reasons.
         missing: Vec<(String, String)>,
-        /// The kind of the reason for which a worker rejects this coordinator; `None` if none does.
+        /// The kind of failure with which a worker rejects this coordinator; `None` if none does.
         refused: Option<FailureKind>,
     },
-    /// The operation has timed out.
+    /// Closures have not ended within the timeout of the operation.
     #[error("{operation}: timed out after {:.1} s: {}; raise the timeout, or check these workers", timeout.as_secs_f64(), tasks.join("; "))]
     TimedOut {
-        /// The operation that failed.
+        /// The operation that timed out.
         operation: &'static str,
         /// The timeout that has passed.
         timeout: Duration,

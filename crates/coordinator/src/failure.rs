@@ -4,7 +4,7 @@ use crate::call::{ClosureId, FunctionId};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// The kinds of failures, independent of their messages.
+/// The kind of a failure, which does not depend on its text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum FailureKind {
@@ -16,37 +16,37 @@ pub enum FailureKind {
     EndOfData,
     /// The function panicked. The worker continues.
     Panicked,
-    /// The call was cancelled before it ran, or noticed the cancellation while it ran.
+    /// The call was cancelled before it began, or noticed the cancellation while it ran.
     Cancelled,
     /// A parameter server did not answer in time. The closure is retried a limited number of times.
     Server,
     /// A resource among the arguments could not be created on the worker.
     Resource,
-    /// The worker's program does not contain this function or has a different version of it, or the function cannot be
-    /// used in this way.
+    /// The worker's program does not contain this function, contains a different version of it, or cannot use it in
+    /// this way.
     UnknownFunction,
     /// The result is too large to be sent.
     TooLarge,
     /// The call exceeded its time limit.
     TimedOut,
-    /// Workers disconnected too often while they ran the call, so it is not retried: it may be the cause.
+    /// Workers disconnected too often during the call, which is not retried because it may be the cause.
     WorkersLost,
-    /// The worker belongs to a coordinator that was started later, or the number of this coordinator's job is refused.
+    /// The worker belongs to a coordinator that was started later, or rejects the number of this coordinator's job.
     Superseded,
 }
 
-/// The failure of a call, as data from the worker that ran it.
+/// The failure of a call, as data that a worker sends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
     /// The kind of the failure.
     pub kind: FailureKind,
-    /// The message: the cause and a remedy.
+    /// The cause and a remedy, as text.
     pub text: String,
     /// The location of the failure, if it is known.
     pub location: Option<FailureLocation>,
 }
 
-/// The location of a failed call.
+/// The call that has failed, and the worker that ran it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailureLocation {
     /// The function that was called.
@@ -58,7 +58,7 @@ pub struct FailureLocation {
 }
 
 impl Failure {
-    /// Creates a failure.
+    /// Creates a failure without a location.
     pub fn new(kind: FailureKind, text: impl Into<String>) -> Self {
         Self { kind, text: text.into(), location: None }
     }

@@ -14,10 +14,10 @@ use std::time::Duration;
 /// The timeout of one attempt to reach a worker.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The timeout for a worker's answer to a coordinator. The worker may need to connect to parameter servers first.
+/// The timeout for a worker's response to a coordinator. The worker may have to connect to parameter servers first.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The maximum time that a message waits until it can be sent.
+/// The maximum time for which a message waits to be sent.
 const SEND_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A way to connect to a worker.
@@ -25,7 +25,7 @@ pub trait Connect: Send + Sync {
     /// Returns the name of the worker, for errors.
     fn name(&self) -> String;
 
-    /// Connects the worker to this coordinator. Stops trying when `is_wanted` returns `false`.
+    /// Connects the worker to this coordinator. Gives up when `is_wanted` returns `false`.
     ///
     /// # Errors
     /// Returns a [`NotConnected`] if the worker rejects the coordinator or cannot be reached.
@@ -37,19 +37,19 @@ pub trait Connect: Send + Sync {
 pub enum NotConnected {
     /// The worker has rejected the coordinator.
     Refused(Failure),
-    /// The worker cannot be reached at the moment.
+    /// The worker cannot be reached at the moment. A later attempt may succeed.
     Unreachable(String),
 }
 
-/// The connection to a worker, until it is dropped or [lost](Disconnected).
+/// A connection to a worker, which lasts until it is dropped or [lost](Disconnected).
 pub trait Link: Send + Sync {
-    /// Sends work.
+    /// Sends work to the worker.
     ///
     /// # Errors
     /// Returns [`Disconnected`] if the worker has disconnected.
     fn submit(&self, batch: Batch) -> Result<(), Disconnected>;
 
-    /// Waits for results, for at most `patience`. Returns an empty list if there are none by then.
+    /// Waits at most `patience` for results. Returns an empty list if there are none by then.
     ///
     /// # Errors
     /// Returns [`Disconnected`] if the worker has disconnected.
@@ -68,7 +68,7 @@ pub struct RemoteWorker {
 }
 
 impl RemoteWorker {
-    /// Creates the connector to the worker that is task `task` in the cluster of `clients`.
+    /// Creates the connector to the worker that is `task` in the cluster of `clients`.
     pub fn new(clients: ClientBuilder, task: Task) -> Self {
         Self { clients, task }
     }
@@ -102,7 +102,7 @@ impl Connect for RemoteWorker {
 struct RemoteLink {
     client: Client,
     session: u64,
-    /// The request for results that has no response yet.
+    /// A request for results without a response yet.
     collecting: Mutex<Option<Started>>,
 }
 
@@ -158,7 +158,7 @@ pub struct LocalWorker {
 }
 
 impl LocalWorker {
-    /// Creates the connector to a worker in this process. `name` is used in errors.
+    /// Creates the connector to a worker in this process. `name` is the name of the worker in errors.
     pub fn new(name: impl Into<String>, worker: Worker) -> Self {
         Self { name: name.into(), worker }
     }

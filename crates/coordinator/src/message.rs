@@ -13,18 +13,18 @@ const VERSION: u8 = 1;
 /// A request of a coordinator to a worker's service.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Request {
-    /// Begin to work for this coordinator, and drop all earlier state.
+    /// Begin to work for this coordinator, and drop everything of earlier ones.
     Hello(Hello),
     /// Add work to the queue.
     Submit(Batch),
     /// Return results as soon as there are some.
     Collect {
-        /// The session of the request.
+        /// The id of the session to which the results belong.
         session: u64,
     },
 }
 
-/// The first message of a coordinator to a worker.
+/// The first message of a coordinator to a worker, with what the worker needs to begin a session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     /// The number of the coordinator's job, which is greater for each later start.
@@ -44,7 +44,7 @@ pub struct Hello {
 pub(crate) enum Response {
     /// The worker has accepted the coordinator, and has begun a session with this id.
     Welcome { session: u64 },
-    /// The worker rejects this coordinator.
+    /// The worker rejects the coordinator.
     Refused(Failure),
     /// A batch was received.
     Submitted,
@@ -61,40 +61,40 @@ pub struct Batch {
     pub session: u64,
     /// The oldest closure that has not ended.
     pub floor: ClosureId,
-    /// The items of work.
+    /// The items of work, in order.
     pub work: Vec<Work>,
 }
 
 /// An item of work for a worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Work {
-    /// Run a closure, after those that are already waiting.
+    /// Run a closure after those that are already waiting.
     Call {
         /// The sequence number of the closure.
         closure: ClosureId,
         /// The call that the closure makes.
         call: Call,
     },
-    /// Create a resource, before any waiting closure.
+    /// Create a resource before running any waiting closure.
     Create {
         /// The sequence number of the resource.
         resource: ResourceId,
         /// The call that creates it.
         call: Call,
-        /// Whether missing variables may be created.
+        /// Whether the worker may create missing variables.
         creates_variables: bool,
-        /// The position from which the resource continues, if any.
+        /// The position at which the resource continues, if there is one.
         position: Option<Bytes>,
     },
     /// Drop a resource.
     Forget(ResourceId),
-    /// Return a closure that is not running yet.
+    /// Return a closure that has not begun.
     Return(ClosureId),
     /// Cancel a closure.
     Cancel(ClosureId),
 }
 
-/// A result of a worker. Each call and each resource is reported once.
+/// A result of a worker. Each closure and each resource is reported once.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Done {
     /// A closure was executed, or was cancelled before it began.
@@ -130,7 +130,7 @@ pub(crate) fn encode(message: &impl Serialize) -> Result<Bytes, postcard::Error>
 /// Decodes a message from untrusted bytes.
 ///
 /// # Errors
-/// Returns a description of the bytes if they are not a message.
+/// Returns a description of the problem if the bytes are not a message of this version.
 pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, &'static str> {
     match bytes.split_first() {
         Some((&VERSION, rest)) => {

@@ -1,4 +1,4 @@
-//! The program of a worker: its functions, called with bytes.
+//! [`Program`]: the functions of a program, which workers call.
 
 use crate::call::{Call, FunctionId, Origin, ResourceId};
 use crate::failure::{Failure, FailureKind};
@@ -6,22 +6,21 @@ use bytes::Bytes;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The functions of a program that every task of a job runs.
+/// The functions of a program. All tasks of a job run the same program.
 pub trait Program: Send + Sync {
     /// Returns the functions of the program, in any order.
     fn functions(&self) -> Vec<FunctionId>;
 
-    /// Starts the executor of worker `worker` of `workers` for a coordinator. `settings` are the settings that the
-    /// coordinator's program sends to all workers. The resources of an earlier executor are no longer used, although
-    /// one of its calls may still be running.
+    /// Starts the executor of worker `worker` of `workers` workers for a coordinator. `settings` come from the
+    /// coordinator's program, which sends the same to all workers. The resources of an earlier executor are no longer
+    /// used, although one of its calls may still be running.
     ///
     /// # Errors
-    /// Returns a [`Failure`] if the executor cannot be started. It is sent to the coordinator.
+    /// Returns a [`Failure`], which is sent to the coordinator, if the executor cannot be started.
     fn start(&self, worker: usize, workers: usize, settings: &Bytes) -> Result<Arc<dyn Executor>, Failure>;
 }
 
-/// An executor of the calls of one coordinator on one worker. It stores the resources that it has created. One call
-/// runs at a time.
+/// An executor of the calls of one coordinator on one worker, which also stores the resources. One call runs at a time.
 pub trait Executor: Send + Sync {
     /// Calls a function, and returns its encoded result.
     ///
@@ -29,7 +28,7 @@ pub trait Executor: Send + Sync {
     /// Returns a [`Failure`] if the function fails or panics.
     fn call(&self, context: &CallContext, call: &Call) -> Result<Bytes, Failure>;
 
-    /// Creates a resource. It continues at `position`, if there is one.
+    /// Creates a resource, which continues at `position` if there is one.
     ///
     /// # Errors
     /// Returns a [`Failure`] if the function fails or panics.
@@ -46,20 +45,20 @@ pub trait Executor: Send + Sync {
     fn positions(&self) -> Vec<(ResourceId, Bytes)>;
 
     /// Moves resources back to their positions at the last call of [`positions`](Self::positions), because the call
-    /// that has moved them is retried.
+    /// that has moved them will be retried.
     fn rewind(&self);
 
     /// Drops a resource.
     fn forget(&self, resource: ResourceId);
 }
 
-/// The context of a call, in addition to its arguments.
+/// The context of a call: its origin and its cancellation.
 #[derive(Clone, Debug)]
 pub struct CallContext {
     /// The origin of the closure's changes; `None` if a resource is created.
     pub origin: Option<Origin>,
-    /// Whether missing variables may be created. Other workers that create the same resource wait until its variables
-    /// exist.
+    /// Whether missing variables may be created. While one worker creates a resource and its variables, the others wait
+    /// until these variables exist.
     pub creates_variables: bool,
     cancellation: Cancellation,
 }
@@ -75,7 +74,7 @@ impl CallContext {
         self.cancellation.is_cancelled()
     }
 
-    /// Returns the cancellation flag, for other threads.
+    /// Returns the cancellation flag, which other threads can check as well.
     pub fn cancellation(&self) -> &Cancellation {
         &self.cancellation
     }

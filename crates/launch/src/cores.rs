@@ -1,7 +1,7 @@
 //! The assignment of processor cores to tasks.
 
-/// Partitions the cores among the tasks, in contiguous blocks of nearly equal length. Returns `None` if there is
-/// only one task, or if there are more tasks than cores.
+/// Partitions the cores among the tasks, in contiguous blocks of nearly equal length. Returns `None` if there is only
+/// one task, or if there are more tasks than cores.
 pub(crate) fn partition(cores: &[usize], tasks: usize) -> Option<Vec<Vec<usize>>> {
     if tasks < 2 || tasks > cores.len() {
         return None;
@@ -16,16 +16,14 @@ pub(crate) fn partition(cores: &[usize], tasks: usize) -> Option<Vec<Vec<usize>>
     Some((0..tasks).map(block).collect())
 }
 
-/// Sorts processor numbers so that processors of the same core, and then of the same socket, are neighbours.
-/// Blocks of different tasks then share as little hardware as possible. `place` returns the socket and the core
-/// of a processor.
+/// Sorts processor numbers so that processors of the same core, and cores of the same socket, are neighbors. Blocks of
+/// different tasks then share as little hardware as possible. `place` returns the socket and the core of a processor.
 pub(crate) fn in_order(mut cores: Vec<usize>, place: impl Fn(usize) -> Option<(usize, usize)>) -> Vec<usize> {
     cores.sort_by_cached_key(|core| (place(*core), *core));
     cores
 }
 
-/// Returns the numbers of the processors on which this process may run. Returns an empty list if the system does
-/// not report them.
+/// Returns the numbers of the processors on which this process may run; empty if the system does not report them.
 #[cfg(target_os = "linux")]
 pub(crate) fn allowed() -> Vec<usize> {
     use rustix::thread::{CpuSet, sched_getaffinity};
@@ -44,8 +42,8 @@ pub(crate) fn allowed() -> Vec<usize> {
     Vec::new()
 }
 
-/// Limits the calling thread, and the processes that it starts afterwards, to the given processors. Has no effect on
-/// systems other than Linux.
+/// Limits the calling thread, and processes that it starts later, to the given processors. Has no effect on systems
+/// other than Linux.
 #[cfg(target_os = "linux")]
 pub(crate) fn limit_this_thread(cores: &[usize]) -> std::io::Result<()> {
     use rustix::thread::{CpuSet, sched_setaffinity};

@@ -1,12 +1,11 @@
-//! The errors of planning, printing and starting a job.
+//! Errors of planning, printing and starting a job.
 
 use distribute_cluster::{ClusterError, Task};
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// An error while a job is planned, printed, started or controlled. If a job cannot be started, no task is left
-/// running.
+/// An error in planning, printing, starting or controlling a job. If a job cannot be started, no task is left running.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -39,8 +38,7 @@ pub enum Error {
         /// The problem with the host, and a remedy.
         problem: &'static str,
     },
-    /// A loopback address was given in a list of several hosts. Such an address means a different machine on each
-    /// host.
+    /// A loopback address was given in a list of several hosts. On each host, it means that host itself.
     #[error(
         "--hosts: {host} means another machine on each of the hosts; give the name by which the others reach it"
     )]
@@ -61,7 +59,7 @@ pub enum Error {
     /// The tasks and their addresses do not form a valid cluster.
     #[error(transparent)]
     Cluster(#[from] ClusterError),
-    /// A port of this machine could not be reserved, for example because none is free.
+    /// A port of this machine cannot be reserved, for example because none is free.
     #[error("choosing a port for {task} on 127.0.0.1: {source}")]
     NoPort {
         /// The task that needs the port.
@@ -79,17 +77,17 @@ pub enum Error {
     /// The command does not exist, or cannot be executed.
     #[error("{task}: no command {command:?}: {problem}")]
     CommandNotFound {
-        /// The first task that runs the command.
+        /// The first task of those that run the command.
         task: Task,
-        /// The command that was not found, or cannot be executed.
+        /// The command, as it was given.
         command: String,
         /// The locations that were searched, or the reason why the file cannot be executed.
         problem: String,
     },
-    /// The folder in which tasks are to run does not exist.
+    /// The folder for the tasks does not exist.
     #[error("the folder {} in which the tasks are to run does not exist", .folder.display())]
     NoFolder {
-        /// The path of the folder.
+        /// The path of the missing folder.
         folder: PathBuf,
     },
     /// A task could not be started. Tasks that were started before it have been killed.
@@ -100,7 +98,7 @@ pub enum Error {
         /// The error from the operating system.
         source: io::Error,
     },
-    /// Another operation of the launcher failed, such as starting a thread or handling signals.
+    /// Another operation of the launcher has failed, such as starting a thread or handling signals.
     #[error("{operation}: {source}")]
     System {
         /// The operation that failed.
@@ -111,7 +109,7 @@ pub enum Error {
     /// The job has no such task, or the task is not running.
     #[error("{task} is not running")]
     NotRunning {
-        /// The task that was requested.
+        /// The requested task.
         task: Task,
     },
     /// The job was still running when the deadline passed. It continues to run.

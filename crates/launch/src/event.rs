@@ -1,9 +1,9 @@
-//! The events for which a job's supervisor waits while tasks run.
+//! The events on which a job's supervisor waits while tasks run.
 
 use crate::{End, Signal};
 use std::time::Duration;
 
-/// An event that the supervisor of a job waits for.
+/// An event on which a job's supervisor waits.
 pub(crate) enum Event {
     Ended {
         task: usize,

@@ -1,4 +1,4 @@
-//! The end of a job's output. The launcher waits for the reader up to a limit, then reports dropped lines and the
+//! The end of a job's output: the launcher waits for the reader up to a limit, and then reports dropped lines and the
 //! outcome.
 
 use crate::event::Event;
@@ -8,15 +8,15 @@ use distribute_cluster::Deadline;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
-/// The maximum time, after the end of the job, for which the reader may make no progress. After that, the remaining
+/// The maximum time after the end of the job for which the reader may make no progress. After that, the remaining
 /// output is dropped.
 const UNREAD: Duration = Duration::from_secs(10);
 
 /// The maximum time without progress that replaces [`UNREAD`] if the user has sent two signals.
 const UNREAD_HURRIED: Duration = Duration::from_millis(500);
 
-/// Writes the remaining output and the launcher's final notices. Waits for the reader, up to a limit; `hurried`
-/// selects the shorter limit. A signal during the wait ends it.
+/// Writes the remaining output and the launcher's final notices. Waits for the reader up to a limit, which is shorter
+/// if `hurried` is `true`. A signal ends the wait.
 pub(crate) fn write(printer: &Printer, events: &Receiver<Event>, outcome: &Outcome, hurried: bool) {
     let patience = |hurried| if hurried { UNREAD_HURRIED } else { UNREAD };
     printer.drained();
@@ -37,8 +37,8 @@ pub(crate) fn write(printer: &Printer, events: &Receiver<Event>, outcome: &Outco
     }
 }
 
-/// Waits until `is_done` returns `true`, the reader has made no progress for `patience`, or a signal is received.
-/// Returns `true` in the first case only.
+/// Waits until `is_done` returns `true`, and then returns `true`. Returns `false` if the reader has made no progress
+/// for `patience`, or if a signal is received.
 fn flush(
     printer: &Printer,
     events: &Receiver<Event>,

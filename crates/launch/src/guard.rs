@@ -1,14 +1,16 @@
-//! The shell script through which every task is started.
+//! The shell script that starts every task, with a guard that ends the task with its launcher.
 //!
-//! The script starts a guard in the task's process group and then replaces itself by the command. The guard reads the
-//! script's standard input, whose other end is held by the launcher. When the launcher exits, even by SIGKILL, that
+//! The script starts a guard in the task's process group, and then replaces itself by the command. The guard reads the
+//! script's standard input, whose other end the launcher holds. When the launcher exits, even because of SIGKILL, that
 //! input ends. The guard then kills the group: the task and all processes that it has started. Over ssh, the same
-//! happens when the connection ends. Each line on that input is the name of a signal, which the guard sends to the
-//! group. This is how signals reach a task over ssh.
+//! happens when the connection ends.
 //!
-//! The guard is a grandchild, so that the command has no unexpected child process. It already ignores signals to the
-//! group before the command starts, and holds neither end of the task's output. The script contains no secret, and is
-//! the same for all tasks.
+//! Each line on that input is the name of a signal, which the guard sends to the group. Signals reach a task over ssh
+//! in this way.
+//!
+//! The guard is a grandchild of the command's process, so that the command has no unexpected child. It ignores signals
+//! to the group before the command starts, and holds neither end of the task's output. The script contains no secret,
+//! and is the same for all tasks.
 
 // - **INV-30** No process of a job outlives its launcher, however the launcher exits, except one that has left its
 //   task's process group; and no process of a task outlives the task's first process. Tests:
@@ -16,8 +18,8 @@
 
 use std::ffi::OsStr;
 
-/// The guard's script. It is run as `sh -c GUARD NAME COMMAND ARGUMENTS…`. It has no newline and no single quote,
-/// because it must pass unchanged through login shells of all kinds.
+/// The script that is run as `sh -c GUARD NAME COMMAND ARGUMENTS…`. It has no newline and no single quote, so that it
+/// passes unchanged through login shells of all kinds.
 pub(crate) const GUARD: &str = concat!(
     r#"exec 3<&0 </dev/null; "#,
     r#"( trap "" HUP INT QUIT TERM USR1 USR2; "#,
@@ -25,15 +27,15 @@ pub(crate) const GUARD: &str = concat!(
     r#"exec 3<&- "$@""#
 );
 
-/// Returns the command that ssh runs on another host. It reads `length` bytes of [`prelude`] from its input, and
-/// then runs the guard. The task's environment and arguments are not on the command line, because all users of
-/// that host could read them there.
+/// Returns the command that ssh runs on another host. It reads `length` bytes of [`prelude`] from its input, and then
+/// runs the guard. The task's environment and arguments are not on the command line, where all users of that host could
+/// read them.
 pub(crate) fn remote(length: usize) -> String {
     format!("exec sh -c 'eval \"$(dd bs=1 count={length} 2>/dev/null)\"; {GUARD}' distribute-launch")
 }
 
 /// Returns the part of the script that differs between tasks: it sets the environment, the folder and the command, and
-/// checks that the command exists. `task` is the task to name in errors.
+/// checks that the command exists. `task` is named in errors.
 pub(crate) fn prelude<'a>(
     task: &str,
     environment: impl Iterator<Item = (&'a OsStr, &'a OsStr)>,
@@ -74,16 +76,15 @@ fn quote(script: &mut Vec<u8>, word: &OsStr) {
     script.push(b'\'');
 }
 
-/// Returns whether a shell accepts `name` as the name of a variable. Variables with other names are not sent to
-/// other hosts.
+/// Returns whether a shell accepts `name` as the name of a variable. Other variables are not sent to other hosts.
 pub(crate) fn is_name(name: &OsStr) -> bool {
     let name = name.as_encoded_bytes();
     let plain = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_';
     name.iter().all(plain) && name.first().is_some_and(|first| !first.is_ascii_digit())
 }
 
-/// Splits text into words like a shell: at spaces that are not between quotes. Returns `None` if a closing quote
-/// is missing.
+/// Splits text into words like a shell: at spaces that are not between quotes. Returns `None` if a closing quote is
+/// missing.
 pub fn split_words(text: &str) -> Option<Vec<String>> {
     let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
     for c in text.chars() {

@@ -1,4 +1,4 @@
-//! The machines on which tasks run.
+//! [`RemoteHost`]: another machine on which tasks run.
 
 use crate::{Error, Result};
 use distribute_cluster::{Address, Host};
@@ -25,7 +25,7 @@ impl RemoteHost {
         &self.destination
     }
 
-    /// Returns the host to which the other tasks connect.
+    /// Returns the host name or IP address to which the other tasks connect.
     pub fn host(&self) -> &Host {
         &self.host
     }
@@ -35,8 +35,7 @@ impl RemoteHost {
         Address::new(self.host.clone(), port)
     }
 
-    /// Returns whether the host is a loopback or unspecified address. Such an address means a different machine
-    /// on each host.
+    /// Returns whether the host is a loopback or unspecified address, which on each host means that host itself.
     pub fn is_loopback(&self) -> bool {
         self.host.is_loopback() || self.host.is_unspecified()
     }

@@ -16,8 +16,8 @@ impl Drop for Interrupts {
     }
 }
 
-/// Starts a thread that sends an event for each SIGINT, SIGTERM and SIGHUP. If SIGHUP is ignored, as under
-/// `nohup`, it stays ignored.
+/// Starts a thread that sends an event for each SIGINT, SIGTERM and SIGHUP. If SIGHUP is ignored, as under `nohup`, it
+/// remains ignored.
 pub(crate) fn forward(events: Sender<Event>) -> io::Result<Interrupts> {
     let mut wanted = vec![SIGINT, SIGTERM];
     if !hangup_is_ignored() {

@@ -22,7 +22,7 @@ use std::time::Duration;
 pub const SSH: &str =
     "ssh -T -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=3";
 
-/// A builder that configures and starts a job: all tasks of a plan, which also end together.
+/// A builder that configures a job and starts it. The tasks of the job also end together.
 ///
 /// ```
 /// use distribute_launch::{Deadline, Launch, Layout, Output, Plan};
@@ -72,9 +72,11 @@ impl std::fmt::Debug for Launch {
 }
 
 impl Launch {
-    /// Creates a launch of the tasks in `plan`. The number of spares is passed to every task as `DISTRIBUTE_SPARES`. If
-    /// there are any, the job continues as long as there are enough workers. By default, the output of tasks is written
-    /// to this process's standard output and error.
+    /// Creates a launch of the tasks in `plan`. By default, the output of tasks is written to this process's standard
+    /// output and error.
+    ///
+    /// Every task gets the number of spares as `DISTRIBUTE_SPARES`. If there are any, the job continues as long as
+    /// there are enough workers.
     pub fn new(plan: Plan) -> Self {
         let style = Style::of(plan.tasks().iter().map(|planned| &planned.task));
         let (spares, trained) = (plan.layout().spares, plan.layout().trained());
@@ -111,7 +113,7 @@ impl Launch {
         self
     }
 
-    /// Sets the folder in which every task runs. The default is the current folder of this process. On other hosts, the
+    /// Sets the folder in which every task runs. The default is the current folder of this process. On other hosts, a
     /// folder must exist at the same path.
     pub fn folder(mut self, folder: impl Into<PathBuf>) -> Self {
         self.folder = Some(folder.into());
@@ -140,62 +142,65 @@ impl Launch {
 
     /// Sets the minimum number of workers. If a worker fails and is not restarted, the job continues as long as at
     /// least this number of workers is left or has exited with 0. By default, all workers are required. The first
-    /// worker is always required, because the rendezvous is at its address. The number is passed to every task as
-    /// `DISTRIBUTE_MIN_WORKERS`, which the task's strategy also uses.
+    /// worker is always required, because the rendezvous is at its address. Every task gets the number as
+    /// `DISTRIBUTE_MIN_WORKERS`, which its strategy also uses.
     ///
-    /// With a minimum number, workers that fail after the first worker has exited with 0 are not restarted, because
-    /// training is complete. The first worker is not restarted after any other worker has exited with 0, because it
-    /// could then train again from the beginning.
+    /// If a minimum is set, workers that fail after the first worker has exited with 0 are not restarted, because
+    /// training is complete. The first worker is not restarted after another worker has exited with 0, because it might
+    /// train again from the beginning.
     pub fn min_workers(mut self, workers: usize) -> Self {
         self.policy.min_workers = Some(workers);
         self.env("DISTRIBUTE_MIN_WORKERS", workers.to_string())
     }
 
     /// Sets the delay before the first restart of a task. The default is one second. The delay doubles with each
-    /// further restart, up to a minute. It is reset after the task has run for more than two seconds and more
-    /// than twice the delay.
+    /// restart, up to a minute. It is reset after the task has run for more than two seconds and more than twice the
+    /// delay.
     pub fn backoff(mut self, backoff: Duration) -> Self {
         self.policy.backoff = backoff;
         self
     }
 
-    /// Sets the time that tasks have to exit after they are asked to, before they are killed. The default is 10 s.
+    /// Sets the time for tasks to exit after they are asked to; tasks that are still running are then killed. The
+    /// default is 10 s.
     pub fn grace(mut self, grace: Duration) -> Self {
         self.policy.grace = grace;
         self
     }
 
-    /// Sets the maximum duration of the whole job. The default is `None`, which means unlimited.
+    /// Sets the maximum duration of the job. The default is `None`, for no limit.
     pub fn timeout(mut self, timeout: Option<Duration>) -> Self {
         self.policy.timeout = timeout;
         self
     }
 
-    /// Sets the command that connects to other hosts: a program and its arguments. The host and a command for it
-    /// are appended. The default is [`SSH`].
+    /// Sets the command that connects to other hosts: a program and its arguments, to which the host and a command for
+    /// it are appended. The default is [`SSH`].
     pub fn ssh(mut self, words: Vec<String>) -> Self {
         self.ssh = words;
         self
     }
 
-    /// Disables the pinning of tasks to cores. By default, each task that trains is pinned to its own cores, if all
-    /// tasks run on this machine and it has enough. Pinning is implemented only on Linux.
+    /// Disables the pinning of tasks to cores. By default, each task that trains has its own cores, if all tasks run on
+    /// this machine and there are enough. Pinning is implemented only on Linux.
     pub fn without_pinning(mut self) -> Self {
         self.pin = false;
         self
     }
 
-    /// Forwards SIGINT, SIGTERM and SIGHUP from this process to the tasks, which ends the job. These signals no
-    /// longer have any other effect on this process, even after the end of the job.
+    /// Forwards SIGINT, SIGTERM and SIGHUP from this process to the tasks, which ends the job. From then on, these
+    /// signals have no other effect on this process, even after the end of the job.
     pub fn forward_signals(mut self) -> Self {
         self.signals = true;
         self
     }
 
-    /// Passes the output of the tasks and the launcher to `sink`, instead of writing it to this process's
-    /// standard output and error. Two threads call `sink`: one for the standard output of tasks, one for
-    /// everything else. While `sink` blocks, tasks that have written more than a megabyte block as well. After
-    /// the end of the job, `sink` may take up to ten seconds for each line. Then the remaining output is dropped.
+    /// Passes the output of the tasks and the launcher to `sink`, instead of writing it to this process's standard
+    /// output and error.
+    ///
+    /// Two threads call `sink`: one for the standard output of tasks, and one for everything else. While `sink` blocks,
+    /// tasks that have written more than a megabyte block as well. After the end of the job, `sink` may take up to ten
+    /// seconds for each line; then the remaining output is dropped.
     pub fn output(mut self, sink: impl Fn(Output<'_>) + Send + Sync + 'static) -> Self {
         self.sink = Arc::new(move |output| {
             sink(output);
@@ -215,7 +220,7 @@ impl Launch {
     /// Starts all tasks, and returns without waiting for them.
     ///
     /// # Errors
-    /// After an error, no task is left running.
+    /// If this fails, no task is left running.
     /// - [`Error::NoCommand`]: no command was set.
     /// - [`Error::Option`]: the ssh command is empty.
     /// - [`Error::CommandNotFound`]: the command does not exist or cannot be executed. If tasks run on other hosts,
@@ -298,8 +303,8 @@ impl Launch {
         }
     }
 
-    /// Checks everything that can be checked before a task is started: the folder and the command, or only the ssh
-    /// command if tasks run on other hosts.
+    /// Checks what can be checked before a task is started: the folder and the command or, if tasks run on other hosts,
+    /// only the ssh command.
     fn check(&self, folder: &Path) -> Result<()> {
         if self.program.is_empty() {
             return Err(Error::NoCommand);
@@ -322,8 +327,8 @@ impl Launch {
         command::find(&self.program, folder, &path(own.cloned()), &first.task).map(drop)
     }
 
-    /// Returns the cores for each task that trains; `None` if tasks do not get separate cores. If a task is on another
-    /// host, the result is `None`, because the cores of that host are unknown.
+    /// Returns the cores of each task that trains; `None` if tasks do not get separate cores. If any task is on another
+    /// host, they do not, because the cores of that host are unknown.
     fn partition_cores(&self) -> Option<Vec<Vec<usize>>> {
         let here = self.plan.tasks().iter().all(|planned| planned.host.is_none());
         let training = self.plan.tasks().iter().filter(|planned| planned.trains()).count();
@@ -331,8 +336,8 @@ impl Launch {
     }
 }
 
-/// Returns the value of `PATH` that is used to search for commands. `own` is the setting for the tasks, if any:
-/// `Some(None)` removes the variable.
+/// Returns the `PATH` in which commands are searched. `own` is the setting for the tasks, if there is one; `Some(None)`
+/// removes the variable.
 fn path(own: Option<Option<OsString>>) -> OsString {
     own.unwrap_or_else(|| std::env::var_os("PATH")).unwrap_or_else(|| "/usr/bin:/bin".into())
 }

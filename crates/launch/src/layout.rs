@@ -1,4 +1,4 @@
-//! The layout of a job: its tasks and their hosts.
+//! [`Layout`]: the tasks of a job, and their hosts.
 
 use crate::{Error, Job, RemoteHost, Result, Task};
 use std::collections::HashSet;
@@ -35,8 +35,8 @@ impl Layout {
         Self { workers, ..Self::default() }
     }
 
-    /// Adds spares: further workers, which wait until a worker is lost and then take its place. Each has a task and an
-    /// address like a worker.
+    /// Adds spares: additional workers, which wait until a worker is lost and then take its position. Each has a task
+    /// and an address like a worker.
     pub fn spares(mut self, spares: usize) -> Self {
         self.workers = (self.workers - self.spares).saturating_add(spares);
         self.spares = spares;
@@ -55,7 +55,7 @@ impl Layout {
         self
     }
 
-    /// Adds an evaluator. It is not part of the other tasks' cluster.
+    /// Adds an evaluator, which is not part of the other tasks' cluster.
     pub fn with_evaluator(mut self) -> Self {
         self.evaluator = true;
         self
@@ -67,9 +67,9 @@ impl Layout {
         self
     }
 
-    /// Returns all tasks, each with the index of its host in the list of hosts; `None` means this machine. The
-    /// chief and the workers are distributed over the hosts in contiguous blocks of nearly equal length, and so
-    /// are the parameter servers. The evaluator is on the last host.
+    /// Returns all tasks, each with the index of its host in the list of hosts; `None` means this machine. The chief
+    /// and the workers are distributed over the hosts in contiguous blocks of nearly equal length. So are the parameter
+    /// servers. The evaluator is on the last host.
     pub fn tasks(&self) -> Vec<(Task, Option<usize>)> {
         let training = usize::from(self.chief) + self.workers;
         let trains = self.chief.then(|| Job::Chief.task(0)).into_iter();
@@ -80,7 +80,7 @@ impl Layout {
         trains.chain(ps).chain(evaluator).collect()
     }
 
-    /// Returns the index of the host of task `k` of `n`; `None` means this machine.
+    /// Returns the index of the host of the `k`-th of `n` tasks; `None` means this machine.
     fn host(&self, k: usize, n: usize) -> Option<usize> {
         let hosts = self.hosts.len();
         let (each, more) = (n.checked_div(hosts)?, n % hosts);
@@ -92,7 +92,7 @@ impl Layout {
     ///
     /// # Errors
     /// - [`Error::NoWorkers`]: there is neither a worker nor a chief.
-    /// - [`Error::Option`]: there are spares next to fewer than two workers or next to parameter servers.
+    /// - [`Error::Option`]: there are spares although there are fewer than two workers, or parameter servers.
     /// - [`Error::TooManyTasks`]: there are more tasks than one launcher can start.
     /// - [`Error::Host`]: a host is listed twice.
     /// - [`Error::Loopback`]: one of several hosts is a loopback address.
@@ -131,8 +131,8 @@ impl Layout {
         usize::from(self.chief) + self.workers - self.spares
     }
 
-    /// Returns whether tasks of this job run the program to its end. With a chief, workers of parameter servers only
-    /// serve.
+    /// Returns whether tasks of this job run the program to its end. In a cluster with a chief and parameter servers,
+    /// workers only serve.
     pub(crate) fn completes(&self, job: &Job) -> bool {
         match job {
             Job::Chief => true,
@@ -142,7 +142,7 @@ impl Layout {
     }
 }
 
-/// Returns whether a task trains, that is, is a chief or a worker. The job ends when all such tasks have exited.
+/// Returns whether a task trains, which chiefs and workers do. The job ends when all such tasks have exited.
 pub(crate) fn trains(task: &Task) -> bool {
     matches!(task.job, Job::Chief | Job::Worker)
 }

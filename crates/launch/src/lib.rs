@@ -1,25 +1,25 @@
 //! A launcher, which starts the tasks of a job on this machine or on others, and ends them together. It implements
-//! `distribute launch`. It does not depend on what a task computes.
+//! `distribute launch`, and does not depend on what a task computes.
 //!
 //! | module | contents |
 //! |---|---|
 //! | [`layout`] | [`Layout`]: the tasks of a job, and their hosts |
 //! | [`plan`] | [`Plan`]: the address and the `TF_CONFIG` of each task, and the secret that all tasks share |
-//! | [`launch`] | [`Launch`]: starts the tasks |
+//! | [`launch`] | [`Launch`]: configures and starts a job |
 //! | [`running`] | [`Running`]: the job while its tasks run |
 //! | [`output`] | [`Output`]: the output of tasks and launcher |
 //! | [`outcome`] | [`Outcome`]: why the job has ended, and which task failed first |
-//! | [`print`](mod@print) | the same job as a script for Slurm, an `mpirun` command or a manifest for Kubernetes |
+//! | [`print`](mod@print) | the job as a script for Slurm, an `mpirun` command or a manifest for Kubernetes |
 //! | `supervisor` | the decisions after a task has exited: restarts, stops, kills, the end of the job |
-//! | `starter`, `guard`, `command`, `host`, `cores` | the start of a task, through a script that ends it with the launcher |
+//! | `starter`, `guard`, `command`, `host`, `cores` | the start of a task, by a script that also ends it with the launcher |
 //! | `process`, `processes`, `event`, `interrupts` | running tasks, their events, and signals to the launcher |
-//! | `printer`, `final_report`, `lines`, `terminal` | the path of output from the tasks to the reader, and its end |
+//! | `printer`, `final_report`, `lines`, `terminal` | the output of tasks, on its way to the reader, and its end |
 //! | `duration`, `signal`, `error` | durations in command-line options; signals by name; [`Error`] |
 //!
-//! A task is a process group. When its first process exits, the rest of the group is killed. When a task fails,
-//! all others are asked to exit, and are killed if they do not. The tasks are also killed when any signal kills
-//! the launcher itself, and, over ssh, when the connection ends. A program that moves into a new session (a
-//! daemon) leaves its task, and is not killed.
+//! A task is a process group. When its first process exits, the rest of the group is killed. When a task fails, all
+//! others are asked to exit, and are killed if they do not. The tasks are also killed when any signal kills the
+//! launcher itself and, over ssh, when the connection ends. A program that moves into a new session (a daemon) leaves
+//! its task, and is not killed.
 //!
 //! Tasks can only be planned and started on Unix. Jobs can be printed on every system.
 

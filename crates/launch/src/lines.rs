@@ -1,20 +1,20 @@
-//! A splitter of a process's output into lines.
+//! [`Lines`]: splits a process's output into lines.
 
-/// The maximum number of bytes of a line that are buffered.
+/// The maximum number of bytes of a line to buffer.
 pub(crate) const MAX_LENGTH: usize = 64 * 1024;
 
-/// A splitter of bytes into lines. A line that is longer than [`MAX_LENGTH`] is passed on in pieces, so that a
-/// process cannot make the launcher buffer more than that.
+/// A splitter of bytes into lines. It passes on a line of more than [`MAX_LENGTH`] bytes in pieces, so that a process
+/// cannot make the launcher buffer more.
 #[derive(Default)]
 pub(crate) struct Lines {
     begun: Vec<u8>,
-    /// Whether a part of the current line has been passed on.
+    /// Whether a piece of the current line was passed on.
     in_pieces: bool,
 }
 
 impl Lines {
-    /// Processes the next bytes. Calls `line` for each complete line, without its terminator, and for each piece of a
-    /// long line.
+    /// Splits the next bytes. Calls `line` for each complete line, without its terminator, and for each piece of a long
+    /// line.
     pub(crate) fn take(&mut self, mut bytes: &[u8], mut line: impl FnMut(&[u8])) {
         while let Some(end) = bytes.iter().position(|byte| *byte == b'\n') {
             self.keep(&bytes[..end], &mut line);
@@ -24,7 +24,7 @@ impl Lines {
         self.keep(bytes, &mut line);
     }
 
-    /// Passes on the last line at the end of the output, if it has no terminator.
+    /// Passes on the last line, at the end of the output, if it has no terminator.
     pub(crate) fn finish(&mut self, mut line: impl FnMut(&[u8])) {
         if !self.begun.is_empty() {
             self.end(&mut line);

@@ -4,7 +4,7 @@ use crate::{Signal, Task};
 use std::fmt;
 use std::time::Duration;
 
-/// The end of a process: its exit code, a signal, or a failed start.
+/// The way in which a process has ended: an exit code, a signal, or a failed start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
     /// The process has exited with this exit code.
@@ -67,7 +67,7 @@ pub enum Cause {
     Failed(usize),
     /// The launcher received a signal to end the job.
     Interrupted(Signal),
-    /// The job exceeded its maximum duration, which is given.
+    /// The job has exceeded its maximum duration, which is the field.
     TimedOut(Duration),
 }
 
@@ -78,11 +78,11 @@ pub struct TaskOutcome {
     pub task: Task,
     /// The ssh destination on which the task ran; `None` means this machine.
     pub host: Option<String>,
-    /// The end of the task's last process; `None` if it did not exit, even after SIGKILL.
+    /// The way in which the task's last process has ended; `None` if it did not exit, even after SIGKILL.
     pub end: Option<End>,
     /// The running time of the task's last process.
     pub after: Duration,
-    /// The number of times the task was restarted.
+    /// The number of restarts of the task.
     pub restarts: u32,
     /// Whether the task was asked to exit before it exited.
     pub stopped: bool,
@@ -99,8 +99,8 @@ pub struct Outcome {
     pub cause: Cause,
     /// The duration of the job.
     pub after: Duration,
-    /// The time that tasks had to exit after they were asked to. This is the grace time, or less if a second
-    /// signal caused them to be killed earlier.
+    /// The time that tasks had to exit after they were asked to: the configured time, or less if a second signal has
+    /// caused an earlier kill.
     pub grace: Duration,
     /// The outcome of each task, in the order of the plan.
     pub tasks: Vec<TaskOutcome>,
@@ -112,9 +112,9 @@ impl Outcome {
         self.cause == Cause::Done
     }
 
-    /// Returns the exit code of the launcher. It is 0 if the job has succeeded, and 124 after a timeout. If the failure
-    /// of a task has ended the job, it is [the exit code](End::exit_code) of that task, or 1 if the task did not exit.
-    /// If a signal interrupted the launcher, it is 128 plus the number of that signal.
+    /// Returns the exit code of the launcher: 0 if the job has succeeded, and 124 after a timeout. If the failure of a
+    /// task has ended the job, it is [the exit code](End::exit_code) of that task, or 1 if the task did not exit. If a
+    /// signal has interrupted the launcher, it is 128 plus the number of the signal.
     pub fn exit_code(&self) -> i32 {
         match &self.cause {
             Cause::Done => 0,
@@ -132,8 +132,7 @@ impl Outcome {
         self.tasks.iter().find(|outcome| outcome.task == *task)
     }
 
-    /// Returns the outcome of the task whose failure has ended the job; `None` if the job did not end because of a
-    /// failure.
+    /// Returns the outcome of the task whose failure has ended the job; `None` if the job has ended for another reason.
     pub fn first_failure(&self) -> Option<&TaskOutcome> {
         match self.cause {
             Cause::Failed(task) => self.tasks.get(task),
@@ -150,7 +149,7 @@ pub(crate) fn seconds(duration: Duration) -> String {
     }
 }
 
-/// Returns the names of the tasks as a list, or only their number if there are more than six.
+/// Lists the names of the tasks, or returns only their number if there are more than six.
 fn names<'a>(tasks: impl Iterator<Item = &'a TaskOutcome>) -> String {
     let names: Vec<_> = tasks.map(|task| task.task.to_string()).collect();
     match names.len() {

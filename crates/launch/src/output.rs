@@ -1,4 +1,4 @@
-//! The output of a job: the lines of its tasks, and the launcher's notices.
+//! [`Output`]: the lines of a job's tasks, and the launcher's notices.
 
 use crate::outcome::seconds;
 use crate::{End, Outcome, Signal, Task};
@@ -7,7 +7,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The output stream to which a task has written a line.
+/// The output stream of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stream {
     /// Standard output.
@@ -25,11 +25,11 @@ impl Stream {
     }
 }
 
-/// A line or a notice in the output of a job.
+/// A line of a task or a notice of the launcher.
 #[derive(Clone, Copy, Debug)]
 pub enum Output<'a> {
-    /// A line that a task has written, without its terminator. It is not necessarily UTF-8. A line of more than
-    /// 64 KiB is passed on in pieces.
+    /// A line that a task has written, without its terminator. It is not necessarily UTF-8. A line of more than 64 KiB
+    /// is split into several.
     Line {
         /// The index of the task in the plan.
         index: usize,
@@ -44,11 +44,11 @@ pub enum Output<'a> {
     Notice(&'a Notice),
 }
 
-/// A function that writes the output of a job. Two threads call it: one for standard output, one for standard
-/// error and notices.
+/// A function that writes the output of a job. Two threads call it: one for standard output, and one for standard error
+/// and notices.
 pub(crate) type Sink = Arc<dyn Fn(Output<'_>) -> io::Result<()> + Send + Sync>;
 
-/// A notice from the launcher about the job. `Display` formats it as text.
+/// A notice of the launcher about the job. `Display` formats it as text.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Notice {
@@ -65,7 +65,7 @@ pub enum Notice {
     Restart {
         /// The task that has failed.
         task: Task,
-        /// The end of the task's process.
+        /// The way in which the task's process has ended.
         end: End,
         /// The running time of the process.
         after: Duration,
@@ -80,25 +80,25 @@ pub enum Notice {
     Lost {
         /// The task that has failed permanently.
         task: Task,
-        /// The end of the task's process.
+        /// The way in which the task's process has ended.
         end: End,
         /// The running time of the process.
         after: Duration,
         /// The number of remaining tasks that train.
         left: usize,
     },
-    /// A task has failed. It is not restarted, because its chief has already succeeded.
+    /// A task has failed, and is not restarted because its chief has already succeeded.
     NotNeeded {
         /// The task that has failed.
         task: Task,
-        /// The end of the task's process.
+        /// The way in which the task's process has ended.
         end: End,
         /// The running time of the process.
         after: Duration,
     },
-    /// A task is being asked to exit, because its chief has succeeded and no other task is working.
+    /// A task is asked to exit, because its chief has succeeded and no other task is working.
     LeftOver {
-        /// The task that is being asked to exit.
+        /// The task that is asked to exit.
         task: Task,
         /// Whether the task is suspended. If not, it was restarted recently, and may be waiting for the chief.
         suspended: bool,
@@ -116,7 +116,7 @@ pub enum Notice {
         lines: u64,
         /// The number of bytes in these lines.
         bytes: u64,
-        /// The reason, such as the error of the last write that failed; `None` if the lines were not read.
+        /// The reason, such as the error of the last failed write; `None` if the lines were not read.
         why: Option<String>,
     },
     /// The job has ended with this outcome.
@@ -176,7 +176,7 @@ impl fmt::Display for Notice {
     }
 }
 
-/// Returns the text of a notice about a restart.
+/// Formats the text of [`Notice::Restart`].
 fn restart_text(end: &End, after: Duration, restart: u32, of: u32, wait: Duration) -> String {
     format!("{end} after {}; restart {restart} of {of} in {}", seconds(after), seconds(wait))
 }

@@ -1,4 +1,4 @@
-//! The plan of a job: the address and the `TF_CONFIG` of each task, and the secret.
+//! [`Plan`]: the address and the `TF_CONFIG` of each task, and the secret of the job.
 
 use crate::layout::trains;
 use crate::{Error, Job, Layout, RemoteHost, Result, Secret, Task};
@@ -8,14 +8,14 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// The default for the first port on remote hosts.
+/// The default first port on remote hosts.
 pub const PORT_BASE: u16 = 2222;
 
 /// A job whose tasks have addresses. It contains everything that is decided before the start.
 ///
-/// On this machine, tasks get free ports, chosen by the system. Each port stays reserved until just before its task
-/// starts. Another program can take the port only in that moment; the task then fails with "address in use". On other
-/// hosts, tasks get consecutive ports, beginning with [`PORT_BASE`]. Whether those are free is not checked.
+/// On this machine, tasks get free ports that the system chooses. Each port is reserved until just before its task
+/// starts. If another program takes the port in that moment, the task fails with "address in use". On other hosts,
+/// tasks get consecutive ports from [`PORT_BASE`] on, which may not be free.
 #[derive(Debug)]
 pub struct Plan {
     layout: Layout,
@@ -33,7 +33,7 @@ pub struct PlannedTask {
     /// The address to which the other tasks connect; `None` for an evaluator.
     pub address: Option<Address>,
     cluster: Arc<ClusterSpec>,
-    /// The socket that keeps the task's port reserved; `None` if there is none.
+    /// The socket that reserves the task's port; `None` if the port is not reserved.
     port: Option<OwnedFd>,
 }
 
@@ -48,7 +48,7 @@ impl PlannedTask {
         self.port = None;
     }
 
-    /// Returns whether the task trains, that is, is a chief or a worker. The job is done when all such tasks have
+    /// Returns whether the task trains, which chiefs and workers do. The job is complete when all such tasks have
     /// succeeded.
     pub fn trains(&self) -> bool {
         trains(&self.task)
@@ -67,8 +67,8 @@ impl Plan {
         Self::with_port_base(layout, None)
     }
 
-    /// Creates a plan. On each host, tasks get consecutive ports, beginning with `base`, in the order of the tasks. If
-    /// `base` is `None`, ports are chosen as [`Plan`] describes.
+    /// Creates a plan in which the tasks on each host have consecutive ports from `base` on. If `base` is `None`, ports
+    /// are chosen as [`Plan`] describes.
     ///
     /// # Errors
     /// - The errors of [`Plan::new`].
@@ -113,13 +113,13 @@ impl Plan {
         })
     }
 
-    /// Sets the secret that the tasks share, so that processes outside the job can join it. By default, each plan
-    /// has a new secret.
+    /// Sets the secret of the job, for example so that other processes can join the job. By default, each plan has a
+    /// new secret.
     pub fn with_secret(self, secret: Secret) -> Self {
         Self { secret, ..self }
     }
 
-    /// Returns the layout that the plan was created from.
+    /// Returns the layout from which the plan was created.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
@@ -144,8 +144,8 @@ fn has_address(task: &Task) -> bool {
     task.job != Job::Evaluator
 }
 
-/// Returns a free port of this machine, and a socket that reserves it while the socket is open. The socket does not
-/// listen. A task that connects too early is therefore rejected, as if the port were unused, and retries.
+/// Returns a free port of this machine, and a socket that reserves it as long as the socket is open. The socket does
+/// not listen, so a task that connects too early is rejected as if the port were unused, and retries.
 fn free_port() -> io::Result<(u16, OwnedFd)> {
     use rustix::net::{AddressFamily, bind, getsockname};
     let socket = distribute_net::socket::stream(AddressFamily::INET)?;
@@ -154,7 +154,7 @@ fn free_port() -> io::Result<(u16, OwnedFd)> {
     Ok((address.port(), socket))
 }
 
-/// Returns a port for each task that has an address. On each host, ports are consecutive, beginning with `base`.
+/// Returns a port for each task that has an address. On each host, ports are consecutive from `base` on.
 fn numbered(layout: &Layout, tasks: &[(Task, Option<usize>)], base: u16) -> Result<Vec<u16>> {
     let mut used = vec![0_usize; layout.hosts.len().max(1)];
     let mut ports = Vec::new();

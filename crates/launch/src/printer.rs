@@ -1,5 +1,5 @@
-//! The output of a job: a bounded queue and a thread for each of the two streams. A hung reader blocks the tasks
-//! that write, but neither the supervisor nor the end of the job.
+//! [`Printer`]: a bounded queue and a thread for each of the two output streams. A hung reader blocks the tasks that
+//! write, but neither the supervisor nor the end of the job.
 
 use crate::event::Event;
 use crate::output::Sink;
@@ -12,23 +12,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-/// The number of queued bytes per stream above which a running task that writes is blocked.
+/// The number of queued bytes of a stream above which running tasks that write to it are blocked.
 const ROOM: usize = 1 << 20;
 
-/// The maximum number of queued bytes per stream after tasks are no longer blocked. Further lines are dropped.
+/// The maximum number of queued bytes of a stream once tasks are no longer blocked. Lines beyond it are dropped.
 const MAX: usize = 16 << 20;
 
 /// The approximate number of bytes that a queued line occupies in addition to its text.
 const OVERHEAD: usize = 64;
 
-/// The reason that is reported if lines were dropped although the output is being read.
+/// The reason to report for dropped lines if the output is being read.
 const TOO_FAST: &str = "they were written faster than they were read";
 
-/// The interval at which a wait for a queue checks its condition again. Normally, a change of the queue ends the wait
+/// The interval at which a wait on a queue checks its condition again. Changes of the queue normally end the wait
 /// earlier.
 const CHECK_INTERVAL: Duration = Duration::from_secs(3600);
 
-/// A line of a task, or a notice of the launcher.
+/// A line of a task, or a notice of the launcher, in a queue.
 pub(crate) enum Item {
     Line { index: usize, task: Arc<Task>, stream: Stream, text: Vec<u8> },
     Notice(Notice),
@@ -52,12 +52,12 @@ impl Item {
     }
 }
 
-/// The numbers of lines and bytes of one stream that were dropped.
+/// The number of dropped lines and bytes of one stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Dropped {
     pub lines: u64,
     pub bytes: u64,
-    /// The error of the last write that failed, or another reason; `None` if the reader is hung.
+    /// The error of the last failed write, or another reason; `None` if the reader is hung.
     pub why: Option<String>,
 }
 
@@ -74,28 +74,27 @@ impl Dropped {
 #[derive(Default)]
 struct State {
     waiting: VecDeque<Item>,
-    /// The size in bytes of the waiting lines and of the line that is being written.
+    /// The size in bytes of the queued lines and of the line that is being written.
     bytes: usize,
     writing: bool,
     /// The number of writes that have returned, with or without an error.
     done: u64,
     /// Whether the job is ending, so that tasks no longer block.
     ending: bool,
-    /// Whether further lines of tasks are ignored.
+    /// Whether lines of tasks are ignored from now on.
     drained: bool,
-    /// Whether the queue is closed.
     closed: bool,
     dropped: Dropped,
 }
 
-/// The queue of one stream, which several threads share.
+/// The queue of one output stream, which threads share.
 #[derive(Default)]
 struct Queue {
     state: Mutex<State>,
     changed: Condvar,
 }
 
-/// The queues of a job's output: one for standard output, one for standard error and notices.
+/// The queues of a job's output: one for standard output, and one for standard error and notices.
 pub(crate) struct Printer {
     out: Arc<Queue>,
     err: Arc<Queue>,
@@ -135,9 +134,9 @@ impl Queue {
         }
     }
 
-    /// Queues an item. If there is no space, this waits, as long as `patient` is `true` and the job is not ending. If
-    /// `patient` is `None`, it never waits. An item for a closed or overfull queue is dropped and counted; a line after
-    /// the queue is drained is ignored.
+    /// Queues an item. If the queue is full, waits as long as `patient` is `true` and the job is not ending; without
+    /// `patient`, never waits. Drops and counts an item for which there is no space, or whose queue is closed. Ignores
+    /// a line of a task if the queue is drained.
     fn push(&self, item: Item, patient: Option<&AtomicBool>) {
         let mut state = self.state.lock();
         while state.bytes > ROOM
@@ -193,8 +192,8 @@ impl Drop for CloseOnDrop<'_> {
 }
 
 impl Printer {
-    /// Starts the two threads that write the output. Once the job is ending, they send [`Event::Written`]
-    /// whenever a queue has been written completely.
+    /// Starts the two threads that write the output. While the job is ending, they send [`Event::Written`] whenever a
+    /// queue has become empty.
     pub(crate) fn start(sink: &Sink, events: &Sender<Event>) -> io::Result<Arc<Self>> {
         let printer = Self { out: Arc::default(), err: Arc::default() };
         for (stream, queue) in [(Stream::Out, &printer.out), (Stream::Err, &printer.err)] {
@@ -209,7 +208,7 @@ impl Printer {
         [&self.out, &self.err]
     }
 
-    /// Queues a line of a task. If there is no space, this waits while `runs` is `true` and the job is not ending.
+    /// Queues a line of a task. If the queue is full, waits while `runs` is `true` and the job is not ending.
     pub(crate) fn line(
         &self,
         index: usize,
@@ -228,20 +227,21 @@ impl Printer {
         self.err.push(Item::Notice(notice), None);
     }
 
-    /// Records that a task has exited. Its remaining output is then read without waiting for space.
+    /// Records that a task has exited, by setting its `runs` to `false`. Its remaining output is then read without
+    /// waiting for space.
     pub(crate) fn stop_waiting_for(&self, runs: &AtomicBool) {
         runs.store(false, Ordering::Relaxed);
         // With the lock held, so that no reader checks the flag before and waits after.
         self.queues().iter().for_each(|queue| queue.change(|_| ()));
     }
 
-    /// Marks the job as ending: tasks that write no longer block.
+    /// Marks the job as ending, so that tasks that write no longer block.
     pub(crate) fn ending(&self) {
         self.queues().iter().for_each(|queue| queue.change(|state| state.ending = true));
     }
 
-    /// Ignores further lines of tasks. Call this when the output of the tasks is complete. A process that still
-    /// holds one of their pipes might otherwise write forever.
+    /// Ignores all later lines of tasks. Call this when the output of the tasks is complete, because a process that
+    /// still holds one of their pipes might write forever.
     pub(crate) fn drained(&self) {
         self.queues().iter().for_each(|queue| queue.change(|state| state.drained = true));
     }
@@ -261,8 +261,7 @@ impl Printer {
         self.queues().iter().map(|queue| queue.state.lock().done).sum()
     }
 
-    /// Drops all queued items. Returns the numbers of lines and bytes dropped so far, for standard output and for
-    /// standard error.
+    /// Drops all queued items. Returns how much was dropped so far, for standard output and for standard error.
     pub(crate) fn discard(&self) -> [Dropped; 2] {
         self.queues().map(|queue| {
             queue.discard();
@@ -270,7 +269,7 @@ impl Printer {
         })
     }
 
-    /// Returns whether a notice of the launcher can probably be written now.
+    /// Returns whether a notice can probably be written now: nothing else is being written to that stream.
     pub(crate) fn can_write_notices(&self) -> bool {
         let state = self.err.state.lock();
         !state.writing && !state.closed

@@ -1,4 +1,4 @@
-//! The process of one task, and all processes that it has started.
+//! [`Process`]: the process of a task, and all processes that it has started.
 
 use crate::lines::Lines;
 use crate::printer::Printer;
@@ -17,54 +17,51 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
-/// The time for which descendants of a task may continue to write after the task has exited. Then they are
-/// killed.
+/// The time for which descendants of a task may continue to write after the task has exited, before they are killed.
 const LINGER: Duration = Duration::from_millis(500);
 
-/// The time without output after which a pipe is no longer read, once the descendants have been killed. Only a
-/// process that has left the task's group can still keep a pipe open.
+/// The time without output after which a pipe is no longer read once the descendants were killed. Only a process that
+/// has left the task's group can still hold the pipe open.
 const DRAIN: Duration = Duration::from_secs(2);
 
-/// The maximum time for which output is read after the descendants have been killed.
+/// The maximum time for which output is read once the descendants were killed.
 const MAX_DRAIN: Duration = Duration::from_secs(10);
 
-/// The maximum length in bytes of the last line of standard error that is reported.
+/// The maximum length in bytes of the last line of standard error in reports.
 const LAST_LINE: usize = 300;
 
 /// The running process of a task, which leads its own process group.
 pub(crate) struct Process {
     group: Pid,
-    /// The child process; `None` after it was reaped, because its number may then be reused.
+    /// The child process; `None` once it was reaped, because its id may then be reused.
     child: Mutex<Option<Child>>,
-    /// The guard's standard input. When it is closed, the guard kills the task.
+    /// The guard's standard input. Closing it makes the guard kill the task.
     guard: Arc<Mutex<Option<ChildStdin>>>,
     remote: bool,
 }
 
-/// A report about a process.
+/// A report about a process that has exited.
 pub(crate) enum Report {
-    /// The process has exited after it ran for `after`.
+    /// The process has exited after running for `after`.
     Ended { end: End, after: Duration },
-    /// All output of the process has been passed on.
+    /// All output of the process was passed on.
     Drained { last_error_line: Option<String> },
 }
 
-/// The parameters for starting a process.
+/// The parameters of [`Process::start`].
 pub(crate) struct Start<'a> {
     pub index: usize,
     pub task: &'a Task,
-    /// The command that starts the guard and then becomes the task. Its standard streams are set by
-    /// [`Process::start`].
+    /// The command that starts the guard and then becomes the task. [`Process::start`] sets its standard streams.
     pub command: &'a mut Command,
-    /// The bytes to write to the guard's input first, for a task on another host; `None` for a task on this
-    /// machine.
+    /// The bytes to write to the guard's input first, for a task on another host; `None` on this machine.
     pub prelude: Option<Vec<u8>>,
-    /// The processors that the task may use. If empty, it may use all that the launcher may use.
+    /// The processors that the task may use. If this is empty, the task may use all that the launcher may use.
     pub cores: &'a [usize],
 }
 
 impl Process {
-    /// Starts the process. `report` is called twice, on another thread: once for each variant of [`Report`].
+    /// Starts the process. Another thread calls `report` once with each variant of [`Report`].
     pub(crate) fn start(
         start: Start<'_>,
         printer: &Arc<Printer>,
@@ -119,7 +116,7 @@ impl Process {
         self.group.as_raw_nonzero().get().unsigned_abs()
     }
 
-    /// Sends a signal to the task's process group. Returns `false` if the process has already been reaped.
+    /// Sends a signal to the task's process group. Returns `false` if the process was already reaped.
     ///
     /// On another host, the guard sends the signal to the group there. SIGKILL is also sent to the local ssh process.
     pub(crate) fn send(&self, signal: Signal) -> bool {
@@ -144,15 +141,15 @@ impl Process {
         true
     }
 
-    /// Returns whether a signal has suspended the task. For a task on another host this is unknown, and the
-    /// result is `false`.
+    /// Returns whether a signal has suspended the task. For a task on another host, this is unknown, and the result is
+    /// `false`.
     pub(crate) fn is_suspended(&self) -> bool {
         let child = self.child.lock();
         let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         child.is_some() && !self.remote && matches!(waitid(WaitId::Pid(self.group), options), Ok(Some(_)))
     }
 
-    /// Writes `prelude`, if any, to the guard's input on a separate thread, and keeps the input open.
+    /// Writes `prelude`, if there is one, to the guard's input on a separate thread, and keeps the input open.
     fn feed(&self, stdin: Option<ChildStdin>, prelude: Option<Vec<u8>>) -> io::Result<()> {
         let keep = |guard: &Mutex<Option<ChildStdin>>, stdin| {
             *guard.lock() = stdin;
@@ -173,7 +170,7 @@ impl Process {
         Ok(())
     }
 
-    /// Blocks until the task's process exits, without reaping it. Returns the end of the process.
+    /// Blocks until the task's process exits, without reaping it. Returns how it has ended.
     fn wait(&self) -> End {
         // The process is not reaped: while it is a zombie, its number and its group's are not reused, so its
         // descendants can be killed by it. There is no timeout, because ending the task is up to the
@@ -193,7 +190,7 @@ impl Process {
         }
     }
 
-    /// Kills the task's process group, whether or not the task has exited, reaps the process, and closes the guard's
+    /// Kills the task's process group, even if the task has exited. Then reaps the process and closes the guard's
     /// input.
     fn kill_and_reap(&self) {
         let mut child = self.child.lock();
@@ -214,7 +211,7 @@ struct Drain {
 }
 
 impl Drain {
-    /// Adds a pipe. Returns the counter for its lines, and the sender for its last line when it ends.
+    /// Adds a pipe. Returns the counter of its lines, and the sender of its last line.
     fn add(&mut self) -> (Arc<AtomicUsize>, Sender<Option<String>>) {
         let (pace, (done, end)) = (Arc::default(), channel());
         self.readers.push((Arc::clone(&pace), end));
@@ -253,8 +250,8 @@ fn boxed(pipe: impl Read + Send + 'static) -> Box<dyn Read + Send> {
     Box::new(pipe)
 }
 
-/// Starts a command on the given processors, or on all if the list is empty. A process inherits the limit from
-/// the thread that starts it.
+/// Starts a command on the given processors, or on all if the list is empty. The process inherits this limit from the
+/// thread that starts it.
 fn spawn_on(command: &mut Command, cores: &[usize]) -> io::Result<Child> {
     if cores.is_empty() {
         return command.spawn();
@@ -284,7 +281,7 @@ fn raw(signal: Signal) -> rustix::process::Signal {
 }
 
 /// Reads a pipe until its end, passes each line to `line`, and counts the lines in `pace`. Returns the beginning of the
-/// last line that is not empty and not Rust's hint about `RUST_BACKTRACE`; `None` if there is no such line.
+/// last line that is neither empty nor Rust's hint about `RUST_BACKTRACE`; `None` if there is none.
 fn read(mut pipe: impl Read, pace: &AtomicUsize, mut line: impl FnMut(&[u8])) -> Option<String> {
     let (mut lines, mut last, mut buffer) = (Lines::default(), Vec::new(), [0; 8192]);
     let mut take = |text: &[u8]| {

@@ -1,11 +1,11 @@
-//! The processes of all tasks of a job, shared by several threads.
+//! The processes of all tasks of a job, which several threads share.
 
 use crate::process::Process;
 use crate::{Error, Result, Signal, Task};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// The processes of a job's tasks, each with the number of restarts so far.
+/// The processes of a job's tasks, each with the task's number of restarts so far.
 pub(crate) struct Shared {
     pub names: Vec<Task>,
     pub processes: Vec<Mutex<(Option<Arc<Process>>, u32)>>,

@@ -1,4 +1,4 @@
-//! A job whose tasks are running.
+//! [`Running`]: a job whose tasks are running.
 
 use crate::event::Event;
 use crate::processes::Shared;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::Duration;
 
-/// The maximum time for which dropping a [`Running`] waits for its tasks, after they are killed.
+/// The maximum time for which dropping a [`Running`] waits until its tasks have exited, after killing them.
 const DROPPED: Duration = Duration::from_secs(10);
 
 /// A handle to a job whose tasks are running. Dropping it kills the tasks.
@@ -40,8 +40,8 @@ impl Running {
         &self.shared.names
     }
 
-    /// Returns the id of a task's process, which is also the id of its process group. Over ssh, it is the id of
-    /// the local ssh process. For a task that has exited, it is the id of its last process.
+    /// Returns the id of a task's process, which is also the id of its process group. Over ssh, it is the id of the
+    /// local ssh process. If the task has exited, it is the id of its last process.
     ///
     /// # Errors
     /// - [`Error::NotRunning`]: the job has no such task.
@@ -49,7 +49,7 @@ impl Running {
         Ok(self.shared.find(task)?.0.pid())
     }
 
-    /// Returns the number of times that a task has been restarted.
+    /// Returns the number of restarts of a task so far.
     ///
     /// # Errors
     /// - [`Error::NotRunning`]: the job has no such task.
@@ -57,8 +57,8 @@ impl Running {
         Ok(self.shared.find(task)?.1)
     }
 
-    /// Sends a signal to a task and to all processes that it has started. The launcher reacts to the effects as
-    /// if another process had sent the signal.
+    /// Sends a signal to a task and to all processes that it has started. The launcher reacts as if another process had
+    /// sent the signal.
     ///
     /// # Errors
     /// - [`Error::NotRunning`]: the task has exited, or the job has no such task.
@@ -70,16 +70,15 @@ impl Running {
         }
     }
 
-    /// Asks the job to end, without waiting. All tasks receive SIGTERM. They receive SIGKILL after the grace
-    /// time, or at a second call.
+    /// Asks the job to end, without waiting. All tasks receive SIGTERM. They receive SIGKILL after the time that
+    /// [`Launch::grace`](crate::Launch::grace) sets, or at a second call.
     pub fn stop(&self) {
         // The event is not needed if the job has ended.
         let _ = self.events.send(Event::Signal(Signal::Terminate));
     }
 
-    /// Blocks until the job has ended, and returns its outcome. By then, all of its processes have exited, and
-    /// their output has been passed on. Output is dropped if the reader made no progress for ten seconds after
-    /// the end.
+    /// Blocks until the job has ended, and returns its outcome. All of its processes have then exited, and their output
+    /// was passed on, except what was dropped because the reader made no progress for ten seconds after the end.
     ///
     /// # Errors
     /// - [`Error::StillRunning`]: the deadline has passed; the job continues.
@@ -116,7 +115,7 @@ impl Drop for Running {
     }
 }
 
-/// Runs a job to its end: passes events to the supervisor, and executes the actions that it requests.
+/// Runs a job to its end: passes events to the supervisor, and executes the actions that the supervisor requests.
 pub(crate) fn supervise(
     mut supervisor: Supervisor,
     begin: Vec<Action>,
@@ -226,7 +225,7 @@ pub(crate) fn supervise(
     outcome
 }
 
-/// Checks for each task whether it is suspended, and reports it to the supervisor.
+/// Checks for each task whether it is suspended, and reports the result to the supervisor.
 fn check_suspended(supervisor: &mut Supervisor, shared: &Shared) {
     for task in 0..shared.names.len() {
         let suspended = shared.process(task).0.is_some_and(|process| process.is_suspended());

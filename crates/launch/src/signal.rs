@@ -1,4 +1,4 @@
-//! The signals that can be sent to tasks.
+//! [`Signal`]: the signals that can be sent to tasks.
 
 use std::fmt;
 
@@ -38,7 +38,8 @@ impl Signal {
         }
     }
 
-    /// Returns the exit code of a job that the signal has ended: 128 plus the number of the signal, as in shells.
+    /// Returns the exit code of a job that the signal has ended, which is 128 plus the number of the signal, as in
+    /// shells.
     pub(crate) fn exit_code(self) -> i32 {
         // Numbers that are the same on all Unix systems; the other signals do not end a job.
         128 + match self {

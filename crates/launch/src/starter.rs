@@ -1,4 +1,4 @@
-//! The start of a task: its command, its environment, and its host.
+//! [`Starter`]: starts tasks with their commands and environments, here or on other hosts.
 
 use crate::event::Event;
 use crate::printer::Printer;
@@ -14,10 +14,10 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-/// The parameters with which all tasks of a job are started and restarted.
+/// The parameters with which the tasks of a job are started and restarted.
 pub(crate) struct Starter {
     pub tasks: Vec<PlannedTask>,
-    /// The cores of each task; empty for a task that has no separate cores.
+    /// The cores of each task; empty for a task without separate cores.
     pub cores: Vec<Vec<usize>>,
     pub one_core_each: bool,
     pub secret: String,
@@ -32,7 +32,7 @@ pub(crate) struct Starter {
 }
 
 impl Starter {
-    /// Starts the task with the given index. `restart` is the number of restarts so far; 0 for the first start.
+    /// Starts the task with the given index. `restart` is the number of earlier starts, so 0 for the first.
     pub(crate) fn start(&self, index: usize, restart: u32) -> io::Result<()> {
         let planned = &self.tasks[index];
         let (mut command, prelude) = match &planned.host {
@@ -62,7 +62,7 @@ impl Starter {
         Ok(())
     }
 
-    /// Returns the environment variables of a task that differ from this process's. `None` removes a variable.
+    /// Returns the environment variables in which a task differs from this process. `None` removes a variable.
     fn environment_of(&self, planned: &PlannedTask, restart: u32) -> BTreeMap<OsString, Option<OsString>> {
         let mut environment_of = self.environment.clone();
         let mut set = |name: &str, value: &str| environment_of.insert(name.into(), Some(value.into()));
@@ -119,7 +119,7 @@ fn begins_with(name: &OsStr, prefix: &str) -> bool {
     name.as_encoded_bytes().starts_with(prefix.as_bytes())
 }
 
-/// Returns whether several tasks on this machine train with at most one core each. Additional threads would then only
+/// Returns whether several tasks that train on this machine have at most one core each, so that more threads would only
 /// slow them down.
 pub(crate) fn one_core_each(tasks: &[PlannedTask], cores: Option<&[Vec<usize>]>) -> bool {
     let here = tasks.iter().filter(|planned| planned.trains() && planned.host.is_none()).count();

@@ -1,24 +1,23 @@
-//! The decisions about a running job: restarts, stops, kills and the end. This module uses neither processes nor
+//! [`Supervisor`]: the decisions about a running job: restarts, stops, kills and the end. It uses neither processes nor
 //! clocks.
 
 use crate::layout::trains;
 use crate::{Cause, End, Job, Notice, Signal, Task};
 use std::time::Duration;
 
-/// The running time below which a task is considered not to have started properly.
+/// The running time below which a task counts as not having started properly.
 const MIN_RUN: Duration = Duration::from_secs(2);
 
 /// The maximum delay before a restart.
 const LONGEST_BACKOFF: Duration = Duration::from_secs(60);
 
-/// The time after its restart for which a task may still be looking for a chief that has already exited.
+/// The time after a restart for which a task may still be looking for a chief that has already exited.
 const JUST_STARTED: Duration = Duration::from_secs(60);
 
-/// The minimum interval between two checks for remaining tasks after the chief has exited.
+/// The minimum interval between two checks for tasks that still run after the chief has exited.
 const LEFT_OVER: Duration = Duration::from_secs(1);
 
-/// The maximum time to wait for tasks to exit after SIGKILL. Only a task that is hung in the kernel takes this
-/// long.
+/// The maximum time to wait for tasks to exit after SIGKILL. Only a task that hangs in the kernel takes this long.
 const KILLED: Duration = Duration::from_secs(5);
 
 /// The settings of a supervisor.
@@ -26,26 +25,26 @@ const KILLED: Duration = Duration::from_secs(5);
 pub(crate) struct Policy {
     /// The maximum number of restarts of each task.
     pub max_restarts: u32,
-    /// The delay before the first restart of a task. It doubles with each further restart. It is reset after the task
-    /// has run for more than [`MIN_RUN`] and more than twice the last delay.
+    /// The delay before the first restart of a task. It doubles with each restart, and is reset after the task has run
+    /// for more than [`MIN_RUN`] and more than twice the last delay.
     pub backoff: Duration,
-    /// The minimum number of tasks that train, including the first. As long as at least this number of tasks is left or
-    /// has succeeded, the job continues after others have failed permanently; `None` means that all are required.
+    /// The minimum number of tasks that train, including the first. The job continues after others have failed
+    /// permanently if at least this number of tasks is left or has succeeded. `None` means that all are required.
     pub min_workers: Option<usize>,
-    /// Whether some of the tasks that train are spares, so that others wait only for the first one.
+    /// Whether some of the tasks that train are spares. Others then wait only for the first task.
     pub spares: bool,
-    /// The time that tasks may take to exit after they are asked to.
+    /// The time for tasks to exit after they are asked to.
     pub grace: Duration,
-    /// The maximum duration of the whole job; `None` means unlimited.
+    /// The maximum duration of the job; `None` for no limit.
     pub timeout: Option<Duration>,
 }
 
 /// An event to which the supervisor reacts.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Input {
-    /// The process of a task has exited after it ran for `after`.
+    /// The process of a task has exited after running for `after`.
     Ended { task: usize, end: End, after: Duration },
-    /// A task was not restarted although that was requested, because the job is ending.
+    /// A requested restart of a task was not made, because the job is ending.
     NotStarted { task: usize },
     /// The result of a check whether a task is suspended. All tasks are checked before [`Timer::LeftOver`] is reported.
     Checked { task: usize, suspended: bool },
@@ -60,11 +59,11 @@ pub(crate) enum Input {
 pub(crate) enum Timer {
     /// The delay before the restart of a task.
     Restart(usize),
-    /// The time after which a task is considered to be running properly since its `restart`-th restart.
+    /// The running time after which a task counts as having started properly, since its `restart`-th restart.
     HasRun { task: usize, restart: u32 },
-    /// The interval after which tasks that remain after the chief may be asked to exit.
+    /// The interval after which tasks that still run after the chief may be asked to exit.
     LeftOver,
-    /// The time that tasks have to exit after they are asked to.
+    /// The time for tasks to exit after they are asked to.
     Grace,
     /// The time within which tasks should exit after SIGKILL.
     Killed,
@@ -88,7 +87,7 @@ pub(crate) enum Action {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Status {
     Running,
-    /// The task has failed, and is to be restarted.
+    /// The task has failed, and will be restarted after a delay.
     Waiting,
     Ended,
 }
@@ -99,13 +98,13 @@ pub(crate) struct TaskRecord {
     task: Task,
     status: Status,
     pub restarts: u32,
-    /// The number of consecutive restarts that each followed soon after the previous one.
+    /// The number of restarts in a row, each of which followed soon after the previous one.
     soon: u32,
     pub end: Option<End>,
     pub after: Duration,
     pub stopped: bool,
     pub killed: bool,
-    /// Whether the task has failed permanently, that is, is not restarted.
+    /// Whether the task has failed permanently, so that it is not restarted.
     lost: bool,
     /// Whether the task was restarted recently.
     just_started: bool,
@@ -135,14 +134,14 @@ enum Phase {
     Over,
 }
 
-/// A supervisor of one job. It decides when tasks are restarted or stopped, and when the job is over.
+/// A supervisor of one job, which decides when tasks are restarted or stopped, and when the job is over.
 pub(crate) struct Supervisor {
     policy: Policy,
     tasks: Vec<TaskRecord>,
     phase: Phase,
     cause: Option<Cause>,
     /// The index of the chief in a job with parameter servers; otherwise `None`. The workers of such a job do nothing
-    /// without their chief.
+    /// without the chief.
     chief: Option<usize>,
 }
 
@@ -274,12 +273,12 @@ impl Supervisor {
     /// Returns whether a restarted worker could not continue the training, because it may be complete. Returns `false`
     /// if all workers are required, and for tasks that do not train.
     ///
-    /// The success of the first worker ends the training: the first worker never leaves alone after a notice. As long
-    /// as it runs, it admits other workers that were restarted, or rejects them because the training has ended.
+    /// If the first worker has succeeded, the training is complete: the first worker never leaves alone after a notice
+    /// to exit. While it runs, it admits workers that were restarted, or rejects them because the training has ended.
     ///
-    /// The success of another worker has two possible reasons: the worker left alone after a notice, or the training is
-    /// complete. The first worker is not restarted in either case, because it would train again from the beginning if
-    /// it found no others.
+    /// If another worker has succeeded, either it left alone after a notice to exit, or the training is complete. In
+    /// both cases, the first worker is not restarted, because it would train again from the beginning if it found no
+    /// others.
     fn cannot_join(&self, task: usize) -> bool {
         let Some(first) = self.first_worker().filter(|_| self.policy.min_workers.is_some()) else {
             return false;
@@ -297,14 +296,14 @@ impl Supervisor {
         self.tasks.iter().position(|known| trains(&known.task))
     }
 
-    /// Returns whether the chief has succeeded. The chief schedules the work of the other tasks. Returns `false` if
-    /// there is no such chief.
+    /// Returns whether the chief, which schedules the work of the other tasks, has succeeded. Returns `false` if there
+    /// is no such chief.
     fn chief_has_succeeded(&self) -> bool {
         self.chief.is_some_and(|chief| self.tasks[chief].has_succeeded())
     }
 
-    /// Cancels all restarts, because restarted tasks would find no chief. Starts the timer for tasks that remain after
-    /// the chief.
+    /// Cancels all restarts, because restarted tasks would find no chief. Starts the timer for tasks that still run
+    /// after the chief.
     fn cancel_restarts(&mut self, actions: &mut Vec<Action>) {
         for known in self.tasks.iter_mut().filter(|known| known.status == Status::Waiting) {
             known.stays_ended();
@@ -316,8 +315,8 @@ impl Supervisor {
         actions.push(Action::Set(Timer::LeftOver, self.policy.grace));
     }
 
-    /// Ends the job if the only remaining tasks that train may be unaware that it is over. The chief has notified all
-    /// others, and they exit on their own; if there are any, this starts the timer for the next check.
+    /// Ends the job if all remaining tasks that train may be unaware that it is over. The chief has notified all
+    /// others, which exit on their own. If any of these remain, starts the timer for the next check.
     fn end_left_over(&mut self, actions: &mut Vec<Action>) {
         let left: Vec<_> =
             self.tasks.iter().filter(|known| trains(&known.task) && known.status != Status::Ended).collect();
@@ -331,7 +330,7 @@ impl Supervisor {
         self.stop(Cause::Done, Signal::Terminate, actions);
     }
 
-    /// Records that a failed task is not restarted. The job continues without the task if possible, and otherwise
+    /// Records that a failed task will not be restarted. The job continues without the task if it can, and otherwise
     /// ends.
     fn give_up(&mut self, task: usize, actions: &mut Vec<Action>) {
         let known = &mut self.tasks[task];
@@ -347,7 +346,7 @@ impl Supervisor {
         }
     }
 
-    /// Ends the job with success if all tasks that train have exited.
+    /// Ends the job successfully if all tasks that train have exited.
     fn end_if_all_succeeded(&mut self, actions: &mut Vec<Action>) {
         let well = |known: &TaskRecord| known.status == Status::Ended;
         if self.tasks.iter().filter(|known| trains(&known.task)).all(well) {
@@ -370,7 +369,7 @@ impl Supervisor {
     }
 
     /// Asks all running tasks to exit by sending `signal`, cancels restarts, and records `cause` as the reason. Starts
-    /// the timer of the grace period.
+    /// the timer until the remaining tasks are killed.
     fn stop(&mut self, cause: Cause, signal: Signal, actions: &mut Vec<Action>) {
         self.cause = Some(cause);
         self.phase = Phase::Ending;

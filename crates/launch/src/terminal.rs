@@ -1,4 +1,4 @@
-//! The format of output in a terminal: each line is prefixed with the name of its task.
+//! [`Style`]: the format of output in a terminal, in which the name of its task precedes each line.
 
 use crate::{Output, Stream, Task};
 use std::io::{self, IsTerminal, Write};
@@ -9,7 +9,7 @@ const COLOURS: [u8; 6] = [36, 33, 35, 32, 34, 31];
 /// The prefix of the launcher's notices.
 const OWN: &str = "launch";
 
-/// The style of output lines: the width of the prefix, and whether each stream is coloured.
+/// The style of output lines: the width of the prefix, and whether each stream is colored.
 pub(crate) struct Style {
     /// The width of the prefix: the length of the longest name of a task, or of [`OWN`] if that is longer.
     width: usize,
@@ -18,7 +18,7 @@ pub(crate) struct Style {
 }
 
 impl Style {
-    /// Creates the style for the given tasks. Lines are coloured if the output is a terminal that supports colours, and
+    /// Creates the style for the given tasks. Lines are colored if the output is a terminal that supports colors, and
     /// `NO_COLOR` is not set.
     pub(crate) fn of<'a>(tasks: impl Iterator<Item = &'a Task>) -> Self {
         let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());

@@ -1,4 +1,4 @@
-//! The state that the program's threads and the worker threads share: decisions, results, and waiting threads.
+//! [`Hub`]: the state that the program's threads and the worker threads share.
 
 use super::value::Value;
 use crate::call::ClosureId;
@@ -11,12 +11,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The state that is shared by the threads of a coordinator.
+/// The state that the threads of a coordinator share, and the condition variables on which they wait.
 pub(super) struct Hub {
     state: Mutex<State>,
-    /// Notified after closures have ended, or workers have connected or disconnected.
+    /// Notified when closures have ended, or workers have connected or disconnected.
     progress: Condvar,
-    /// Notified when there may be work for a worker. There is one condition variable for each worker.
+    /// Notified when there may be work for a worker; one condition variable for each worker.
     work: Vec<Condvar>,
 }
 
@@ -33,14 +33,15 @@ pub(super) struct State {
     no_worker_since: Option<Stopwatch>,
 }
 
-/// The coordinator's record of a worker, in addition to its work.
+/// The coordinator's record of a worker's connection and of its current task.
 #[derive(Debug)]
 pub(super) struct WorkerRecord {
     /// The reason why the worker is not connected, if it is not.
     pub disconnect_reason: Option<String>,
-    /// The kind of the failure with which the worker has rejected this coordinator, so that waiting for it is useless.
+    /// The kind of failure with which the worker has rejected this coordinator, if it has. Waiting for the worker is
+    /// then useless.
     pub refused: Option<FailureKind>,
-    /// The current task of the worker, and the time since its start.
+    /// The current task of the worker, and a stopwatch from the start of the task.
     running: Option<(Task, Stopwatch)>,
     /// The number of times that the worker disconnected.
     pub losses: u64,
@@ -71,17 +72,17 @@ impl Hub {
         self.state.lock()
     }
 
-    /// Waits until closures end, or workers connect or disconnect, for at most `slice`.
+    /// Waits at most `slice` for closures to end, or for workers to connect or disconnect.
     pub fn wait(&self, state: &mut MutexGuard<'_, State>, slice: Duration) {
         self.progress.wait_for(state, slice);
     }
 
-    /// Waits until there may be work for a worker, for at most `slice`.
+    /// Waits at most `slice` for work for a worker, which may or may not exist when this returns.
     pub fn wait_for_work(&self, worker: usize, state: &mut MutexGuard<'_, State>, slice: Duration) {
         self.work[worker].wait_for(state, slice);
     }
 
-    /// Wakes the thread of one idle worker, if there is one, after a closure was queued.
+    /// Wakes the thread of one idle worker that has work, if there is one. Call this after queueing a closure.
     pub fn wake_one(&self, state: &State) {
         let idle = (0..self.work.len()).find(|worker| {
             state.dispatch.is_connected(*worker)
@@ -93,8 +94,8 @@ impl Hub {
         }
     }
 
-    /// Delivers available results to waiting threads, and wakes the threads that are affected. Also records whether a
-    /// worker is connected.
+    /// Delivers results that are available to waiting threads, and wakes other threads that may be able to continue.
+    /// Also records whether a worker is connected.
     pub fn publish_outcomes(&self, state: &mut State) {
         let State { dispatch, values, ended, .. } = state;
         for outcome in dispatch.outcomes() {
@@ -140,7 +141,7 @@ impl State {
         self.record_task_start(worker);
     }
 
-    /// Returns the kind of the failure with which a worker rejects this coordinator; `None` if none does.
+    /// Returns the kind of failure with which a worker has rejected this coordinator; `None` if none has.
     pub fn refused(&self) -> Option<FailureKind> {
         self.workers.iter().find_map(|seen| seen.refused)
     }
@@ -151,7 +152,7 @@ impl State {
         (seen.disconnect_reason, seen.refused, seen.running) = (None, None, None);
     }
 
-    /// Cancels all closures after one has failed, unless this was done before. From now on, running closures have a
+    /// Cancels all closures after one has failed, unless they are already being cancelled. Running closures then have a
     /// limited time to end.
     pub fn cancel(&mut self) {
         if self.dispatch.is_cancelling() {
@@ -167,7 +168,7 @@ impl State {
         self.remove_worker(worker, why);
     }
 
-    /// Records that a worker has exceeded the time limit of its closure, or the limit after a cancellation.
+    /// Records that a worker has exceeded the time limit of its task, or the one after a cancellation.
     pub fn worker_timed_out(&mut self, worker: usize, failure: Failure) {
         let why = failure.to_string();
         self.dispatch.worker_timed_out(worker, failure);
@@ -181,7 +182,7 @@ impl State {
         self.record_task_start(worker);
     }
 
-    /// Records the start time of the worker's current task, if the task is a new one.
+    /// Records the start of the worker's current task, if the task is a new one.
     fn record_task_start(&mut self, worker: usize) {
         let now = self.dispatch.running(worker).map(|(task, _)| task);
         let running = &mut self.workers[worker].running;

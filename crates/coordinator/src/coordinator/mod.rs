@@ -1,11 +1,11 @@
-//! The coordinator: the program that schedules calls.
+//! [`Coordinator`]: schedules calls on workers.
 //!
 //! | module | contents |
 //! |---|---|
 //! | `options`, `status` | its settings, and its status |
 //! | `hub` | the state behind one lock: decisions, results, waiting threads |
 //! | `worker_thread` | the thread that serves one worker |
-//! | `value` | the result of a closure, which may arrive later |
+//! | `value` | a result that may arrive later |
 
 mod hub;
 mod options;
@@ -34,10 +34,10 @@ use std::time::Duration;
 use value::Value;
 use worker_thread::serve_worker;
 
-/// A scheduler of calls on workers. Each call is executed by one worker and, if that worker disconnects, retried on
-/// another one.
+/// A scheduler of calls on workers. One of the workers executes each call. If that worker disconnects, another one
+/// executes it again.
 ///
-/// When the coordinator is dropped, closures that have not ended are dropped as well; call [`join`](Self::join) first.
+/// Dropping the coordinator drops closures that have not ended; call [`join`](Self::join) first.
 pub struct Coordinator {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
@@ -60,9 +60,11 @@ pub struct ResultHandle {
 }
 
 impl Coordinator {
-    /// Creates a coordinator of the given workers, and waits until all of them have answered. `functions` are the
-    /// functions of the program, which must be the same on the workers. `settings` are sent to all workers. `job`
-    /// identifies this start of the coordinator: workers switch to the coordinator with the greatest number.
+    /// Creates a coordinator of the given workers, and waits until all of them have answered.
+    ///
+    /// `functions` are the functions of the program, which must be the same on the workers. `settings` are sent to all
+    /// workers. `job` identifies this start of the coordinator: workers switch to the coordinator with the greatest
+    /// number.
     ///
     /// # Errors
     /// - [`Error::NotConnected`]: workers do not answer in time, or reject this coordinator.
@@ -97,12 +99,12 @@ impl Coordinator {
     }
 
     /// Queues a closure, and returns a handle to its result. Blocks while the queue is full, and while other threads
-    /// are in [`join`](Self::join).
+    /// wait in [`join`](Self::join).
     ///
     /// # Errors
-    /// - [`Error::Failed`]: an earlier closure has failed, and its error has not been returned yet. The new closure is
-    ///   not scheduled.
-    /// - [`Error::NoWorkers`]: the method had to wait, and no worker was connected for longer than the timeout.
+    /// - [`Error::Failed`]: an earlier closure has failed, and its failure was not returned yet. The new closure is not
+    ///   scheduled.
+    /// - [`Error::NoWorkers`]: while this call blocked, no worker was connected for longer than the timeout.
     /// - [`Error::NoResource`]: an argument is not a resource of this coordinator.
     pub fn schedule(&self, call: Call) -> Result<ResultHandle, Error> {
         const OPERATION: &str = "schedule";
@@ -133,9 +135,9 @@ impl Coordinator {
         }
     }
 
-    /// Creates a resource: a value that each worker creates by calling a function, and recreates if it is lost. The
-    /// value is not sent anywhere. Calls use it as an [`Argument::Resource`](crate::Argument::Resource), and wait until
-    /// their worker has created it.
+    /// Creates a resource: a value that each worker creates by calling a function, and creates again if it is lost. The
+    /// value is never sent. Calls use it as an [`Argument::Resource`](crate::Argument::Resource), and wait until their
+    /// worker has created it.
     ///
     /// # Errors
     /// - [`Error::NoResource`]: an argument is not a resource of this coordinator.
@@ -149,7 +151,7 @@ impl Coordinator {
         })
     }
 
-    /// Drops a resource after the closures and resources that use it have ended or were dropped.
+    /// Drops a resource once the closures and resources that use it have ended or were dropped.
     pub fn forget(&self, resource: ResourceId) {
         let mut state = self.shared.hub.lock();
         state.dispatch.forget(resource);
@@ -158,17 +160,17 @@ impl Coordinator {
 
     /// Waits until all closures have ended.
     ///
-    /// A closure that takes too long fails after its own time limit ([`Options::closure_timeout`]).
+    /// A closure that takes too long fails because of its own time limit ([`Options::closure_timeout`]).
     ///
     /// # Errors
-    /// - [`Error::Failed`]: a closure has failed, and its error has not been returned yet. The other closures were
+    /// - [`Error::Failed`]: a closure has failed, and its failure was not returned yet. The other closures were
     ///   cancelled, and the coordinator can be used again.
     /// - [`Error::NoWorkers`]: no worker was connected for longer than the timeout.
     pub fn join(&self) -> Result<(), Error> {
         self.join_within("join", Duration::MAX)
     }
 
-    /// Waits until all closures have ended, for at most `timeout`.
+    /// Waits at most `timeout` until all closures have ended.
     ///
     /// # Errors
     /// - The errors of [`join`](Self::join).
@@ -213,7 +215,7 @@ impl Coordinator {
     /// Returns whether all closures have ended. If a closure has failed, first waits until all others have ended.
     ///
     /// # Errors
-    /// - [`Error::Failed`]: a closure has failed, and its error has not been returned yet, as in [`join`](Self::join).
+    /// - [`Error::Failed`]: a closure has failed, and its failure was not returned yet, as in [`join`](Self::join).
     pub fn done(&self) -> Result<bool, Error> {
         let mut state = self.shared.hub.lock();
         if state.dispatch.has_failed() {
@@ -227,14 +229,15 @@ impl Coordinator {
         self.shared.status(&self.shared.hub.lock())
     }
 
-    /// Returns the position of a resource on each worker, after the closures that have ended. The position is `None`
-    /// for a worker that has taken nothing from the resource. Returns `None` if the resource does not exist.
+    /// Returns the position of a resource on each worker after the closures that have ended, for example the position
+    /// in a dataset. The position is `None` for a worker that has taken nothing from the resource. Returns `None` if
+    /// the resource does not exist.
     pub fn positions(&self, resource: ResourceId) -> Option<Vec<Option<Bytes>>> {
         self.shared.hub.lock().dispatch.positions(resource).map(<[_]>::to_vec)
     }
 }
 
-/// Returns the maximum time to wait before the state is checked again.
+/// Returns the maximum time to wait before checking the state again.
 fn check_interval() -> Duration {
     Duration::from_millis(200)
 }
@@ -358,7 +361,7 @@ impl ResultHandle {
         self.fetch_within("fetch", Duration::MAX)
     }
 
-    /// Waits for the result, for at most `timeout`.
+    /// Waits at most `timeout` for the result.
     ///
     /// # Errors
     /// - The errors of [`fetch`](Self::fetch).
@@ -383,7 +386,7 @@ impl ResultHandle {
         }
     }
 
-    /// Returns the failure of the closure, if it has failed.
+    /// Returns the failure of the closure; `None` if it has not failed so far.
     pub fn failure(&self) -> Option<Failure> {
         self.value.get()?.err()
     }

@@ -6,21 +6,22 @@ use std::time::Duration;
 /// The settings of a [`Coordinator`](super::Coordinator).
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// The maximum time that methods wait while no worker is connected; 60 s by default.
+    /// The maximum time for which methods wait while no worker is connected; 60 s by default.
     pub timeout: Duration,
-    /// The maximum time to wait until all workers have answered for the first time; 60 s by default.
+    /// The maximum time for which [`Coordinator::new`](super::Coordinator::new) waits until all workers have answered;
+    /// 60 s by default.
     pub join_timeout: Duration,
-    /// The maximum running time of a closure, and of the creation of a resource; 10 minutes by default. After
-    /// that the closure or the creation fails, and the worker is disconnected until it answers again.
+    /// The maximum running time of a closure, and of the creation of a resource; 10 minutes by default. Beyond it, the
+    /// closure or the creation fails, and the worker is disconnected until it answers again.
     pub closure_timeout: Duration,
-    /// The maximum time that a closure may continue to run after it was cancelled; 10 s by default. After that, it is
-    /// considered to have ended, and its worker is disconnected until it answers again.
+    /// The maximum time for which a closure may continue to run after it was cancelled; 10 s by default. Beyond it, the
+    /// closure counts as ended, and its worker is disconnected until it answers again.
     pub cancel_timeout: Duration,
     /// The maximum number of closures that wait for a worker; 262,144 by default. If the queue is full,
     /// scheduling blocks.
     pub queue: usize,
     /// The maximum number of closures that are assigned to a worker at a time, including the running one; 16 by
-    /// default. A worker has several only if closures are short and many are queued.
+    /// default. A worker is assigned several only if closures are short and many are queued.
     pub window: usize,
     /// The maximum number of times that a closure is retried because its worker disconnected; 5 by default.
     pub losses: u32,

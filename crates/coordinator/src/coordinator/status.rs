@@ -13,11 +13,11 @@ pub struct Status {
     pub queued: usize,
     /// The number of closures that have ended.
     pub ended: u64,
-    /// The number of completed executions of closures; a closure may be executed more than once.
+    /// The number of completed executions of closures. A closure may be executed more than once.
     pub run: u64,
-    /// The sum, over all completed executions ([`run`](Self::run)), of the number of other executions that ended during
-    /// each. If each execution makes one update, this is the total number of updates that were missing from the values
-    /// that executions used.
+    /// The number of other executions that ended during an execution, summed over all completed executions
+    /// ([`run`](Self::run)). If each execution makes one update, this is the total number of updates that the values
+    /// used by executions lacked.
     pub overlaps: u64,
     /// The status of each worker.
     pub workers: Vec<WorkerStatus>,
@@ -33,18 +33,19 @@ pub struct WorkerStatus {
     pub disconnect_reason: Option<String>,
     /// The number of times that the worker disconnected.
     pub losses: u64,
-    /// The function that the worker is running, its task, and the time since it began; `None` if it is idle.
+    /// The function that the worker is running, its task, and the time since the task began; `None` if the worker is
+    /// idle.
     pub running: Option<(FunctionId, Task, Duration)>,
     /// The number of closures that are assigned to the worker.
     pub closures: usize,
-    /// The resources that the worker has not created yet.
+    /// The resources that the worker still has to create.
     pub missing: Vec<ResourceId>,
 }
 
 impl Status {
-    /// Returns the average staleness of values: the mean number of other executions that ended while an execution ran,
+    /// Returns the average staleness of values: the number of other executions that ended during an execution, averaged
     /// over the executions that were completed since `earlier`. Returns `None` if there are none. With n workers and
-    /// closures of equal duration, the mean is n - 1.
+    /// closures of equal duration, the average is n - 1.
     pub fn staleness_since(&self, earlier: &Self) -> Option<f64> {
         let run = self.run.saturating_sub(earlier.run);
         (run > 0).then(|| self.overlaps.saturating_sub(earlier.overlaps) as f64 / run as f64)

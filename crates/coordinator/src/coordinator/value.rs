@@ -1,4 +1,4 @@
-//! The result of a closure, which may arrive later.
+//! [`Value`]: the result of a closure, which may arrive later.
 
 use crate::failure::Failure;
 use bytes::Bytes;
@@ -23,7 +23,7 @@ impl Value {
         self.result.lock().clone()
     }
 
-    /// Waits for the result, at most until the next check of the deadline. Returns `false` if the deadline has passed.
+    /// Waits for the result until the deadline should be checked again. Returns `false` if the deadline has passed.
     pub fn wait(&self, deadline: &mut Deadline) -> bool {
         let slice = deadline.look();
         if slice.is_zero() {

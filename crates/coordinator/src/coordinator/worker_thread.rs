@@ -9,13 +9,13 @@ use distribute_log::warn_or_stderr;
 use parking_lot::Mutex;
 use std::time::Duration;
 
-/// The delay before the next attempt to connect to a worker that cannot be reached.
+/// The pause before another attempt to connect to a worker that cannot be reached.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// The maximum time that a thread waits before it checks the state again.
+/// The maximum time for which the thread waits before it checks the state again.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Serves a worker until the coordinator stops.
+/// Connects to a worker and serves it, until the coordinator stops.
 pub(super) fn serve_worker(shared: &Shared, worker: usize, connect: &dyn Connect, hello: &Hello) {
     let is_wanted = || !shared.hub.lock().is_stopped;
     while is_wanted() {
@@ -46,7 +46,7 @@ pub(super) fn serve_worker(shared: &Shared, worker: usize, connect: &dyn Connect
     }
 }
 
-/// Sends work to a worker and collects its results, until the worker disconnects.
+/// Sends work to a worker and collects its results, until the worker disconnects or the coordinator stops.
 fn work(shared: &Shared, worker: usize, link: &dyn Link) -> Disconnected {
     {
         let mut state = shared.hub.lock();
@@ -95,8 +95,8 @@ fn work(shared: &Shared, worker: usize, link: &dyn Link) -> Disconnected {
     })
 }
 
-/// Waits for a limited time until there is work for a worker, and returns whether there is any. Returns `None` if the
-/// worker is disconnected or the coordinator stops.
+/// Waits a limited time for work for a worker, and returns whether there is any. Returns `None` if the worker is
+/// disconnected or the coordinator stops.
 fn wait_for_work(shared: &Shared, worker: usize) -> Option<bool> {
     let mut state = shared.hub.lock();
     let is_over = |state: &super::hub::State| state.is_stopped || !state.dispatch.is_connected(worker);
@@ -106,7 +106,7 @@ fn wait_for_work(shared: &Shared, worker: usize) -> Option<bool> {
     (!is_over(&state)).then(|| state.dispatch.has_work(worker))
 }
 
-/// Sends a worker its pending work. Only one thread sends at a time, so that messages have the same order as the
+/// Sends a worker its pending work. Only one thread sends at a time, so that messages are sent in the order of the
 /// decisions.
 fn send(shared: &Shared, worker: usize, link: &dyn Link, sending: &Mutex<()>) -> Result<(), Disconnected> {
     let _one = sending.lock();
@@ -121,8 +121,8 @@ fn send(shared: &Shared, worker: usize, link: &dyn Link, sending: &Mutex<()>) ->
     link.submit(Batch { session: 0, floor, work })
 }
 
-/// Checks the time limits of a worker's current task. If one was exceeded, makes the task fail and disconnects the
-/// worker. Returns the reason if the worker is disconnected or the coordinator stops; otherwise `None`.
+/// Checks the time limits of a worker's current task. If one was exceeded, the task fails, and the worker is
+/// disconnected. Returns the reason if the worker is disconnected or the coordinator stops, and otherwise `None`.
 fn overdue(shared: &Shared, worker: usize) -> Option<Disconnected> {
     let mut state = shared.hub.lock();
     if state.is_stopped {

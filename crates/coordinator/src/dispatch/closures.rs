@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) struct Closures {
     next: u64,
     all: BTreeMap<ClosureId, Closure>,
-    /// The closures without a worker, the oldest first. A closure that is requeued returns to its previous position.
+    /// The closures without a worker, oldest first. A requeued closure returns to its old position.
     queue: BTreeSet<ClosureId>,
 }
 
@@ -17,7 +17,7 @@ struct Closure {
     call: Call,
     /// The number of times that a worker disconnected while it ran the closure.
     losses: u32,
-    /// The number of times that a parameter server did not answer the closure.
+    /// The number of times that a parameter server did not answer during the closure.
     server_failures: u32,
 }
 
@@ -38,7 +38,7 @@ impl Closures {
         self.queue.len()
     }
 
-    /// Returns the queued closures, the oldest first.
+    /// Returns the queued closures, oldest first.
     pub fn queue(&self) -> impl Iterator<Item = (ClosureId, &Call)> {
         self.queue.iter().filter_map(|id| Some((*id, &self.all.get(id)?.call)))
     }
@@ -53,14 +53,14 @@ impl Closures {
         self.call(id).cloned()
     }
 
-    /// Returns a closure to the queue, because no worker runs it any more.
+    /// Returns a closure to the queue, because no worker runs it any longer.
     pub fn requeue(&mut self, id: ClosureId) {
         if self.all.contains_key(&id) {
             self.queue.insert(id);
         }
     }
 
-    /// Records that the closure's worker disconnected, and returns the number of times that this has happened.
+    /// Records that the closure's worker has disconnected, and returns how often this has happened.
     pub fn count_loss(&mut self, id: ClosureId) -> u32 {
         self.all.get_mut(&id).map_or(0, |closure| {
             closure.losses += 1;
@@ -68,7 +68,7 @@ impl Closures {
         })
     }
 
-    /// Records that a parameter server did not answer, and returns the number of times that this has happened.
+    /// Records that a parameter server did not answer, and returns how often this has happened.
     pub fn server_failed(&mut self, id: ClosureId) -> u32 {
         self.all.get_mut(&id).map_or(0, |closure| {
             closure.server_failures += 1;
@@ -81,8 +81,8 @@ impl Closures {
         Some(self.all.remove(&id)?.call)
     }
 
-    /// Returns the oldest closure that has not ended: all closures before it have. If all have ended, returns the next
-    /// closure to be scheduled.
+    /// Returns the oldest closure that has not ended. If all have ended, returns the next closure that will be
+    /// scheduled.
     pub fn floor(&self) -> ClosureId {
         self.all.keys().next().copied().unwrap_or(ClosureId(self.next))
     }

@@ -1,7 +1,7 @@
-//! The assignment of work to workers: decisions without threads, connections or clocks.
+//! [`Dispatch`]: the assignment of work to workers, as decisions without threads, connections or clocks.
 //!
-//! Each event is a method call. Its effects are returned as [`Work`] for a worker, by [`Dispatch::take`], and as
-//! the [`Outcome`] of each closure, once.
+//! Each event is a method call. [`Dispatch::take`] returns the effects for a worker as [`Work`], and
+//! [`Dispatch::outcomes`] the [`Outcome`] of each closure, once.
 //!
 //! | module | contents |
 //! |---|---|
@@ -72,12 +72,12 @@ impl fmt::Display for Task {
     }
 }
 
-/// The reason why a closure or a resource is not accepted.
+/// The reason why a closure or a resource is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// The queue is full. Wait until there is space.
     Full,
-    /// A closure has failed. The failure must be returned first, after all other closures have ended: see
+    /// A closure has failed. Its failure must be returned first, after all other closures have ended: see
     /// [`Dispatch::take_failure`].
     Failing,
     /// There is no such resource.
@@ -89,7 +89,7 @@ pub enum Refusal {
 pub struct Limits {
     /// The maximum number of closures that wait for a worker.
     pub queue: usize,
-    /// The maximum number of closures of a worker, including the running one.
+    /// The maximum number of closures that are assigned to a worker, including the running one.
     pub window: usize,
     /// The maximum number of times that a closure is retried because its worker disconnected.
     pub losses: u32,
@@ -104,19 +104,19 @@ impl Default for Limits {
     }
 }
 
-/// The maximum number of queued closures that are searched for one whose resources a worker has created.
+/// The maximum number of queued closures to search for one whose resources a worker has created.
 const SEARCH_LIMIT: usize = 64;
 
-/// The assignment of work to workers.
+/// The assignment of closures and resources to workers.
 #[derive(Debug)]
 pub struct Dispatch {
     limits: Limits,
     closures: Closures,
     resources: Resources,
     workers: Vec<Worker>,
-    /// The first failure, until it is returned.
+    /// The first failure of a closure, until it is returned.
     failure: Option<Failure>,
-    /// Whether all closures are being cancelled because of the failure.
+    /// Whether all closures are being cancelled because one has failed.
     is_cancelling: bool,
     outcomes: Vec<Outcome>,
     /// The number of completed executions of closures.
@@ -156,10 +156,10 @@ impl Dispatch {
         Ok(self.closures.add(call))
     }
 
-    /// Adds a resource, which each worker creates as soon as it has created the resources among the arguments.
+    /// Adds a resource. Each worker creates it once the worker has created the resources among its arguments.
     ///
     /// # Errors
-    /// - [`Refusal::NoResource`]: an argument is not a known resource.
+    /// - [`Refusal::NoResource`]: an argument is not an existing resource.
     pub fn create(&mut self, call: Call) -> Result<ResourceId, Refusal> {
         self.check(&call)?;
         Ok(self.resources.add(call))
@@ -170,19 +170,19 @@ impl Dispatch {
         unknown.map_or(Ok(()), |id| Err(Refusal::NoResource(id)))
     }
 
-    /// Drops a resource after the closures and resources that use it have ended or were dropped.
+    /// Drops a resource once the closures and resources that use it have ended or were dropped.
     pub fn forget(&mut self, resource: ResourceId) {
         self.resources.release(resource);
     }
 
-    /// Records that a worker has connected. It has no work yet.
+    /// Records that a worker has connected, without work.
     pub fn worker_joined(&mut self, worker: usize) {
         self.workers[worker].is_connected = true;
     }
 
-    /// Records that a worker has disconnected. Its closures are retried on other workers. The running one fails instead
-    /// if too many workers have disconnected while they ran it. When the worker reconnects, it recreates its resources
-    /// at their positions.
+    /// Records that a worker has disconnected. Its closures are retried on other workers, except that the running one
+    /// fails if too many workers have disconnected during it. When the worker reconnects, it creates its resources
+    /// again, at their positions.
     pub fn worker_lost(&mut self, worker: usize, why: &str) {
         // A worker runs its closures one at a time, in order, so the others have not begun.
         let running = self.workers[worker].assigned.front().copied();
@@ -199,8 +199,8 @@ impl Dispatch {
         }
     }
 
-    /// Records that the current task of a worker has timed out, so that it fails. The other closures of the worker run
-    /// on other workers. The caller must disconnect the worker.
+    /// Records that the current task of a worker has exceeded its time limit, so that the task fails. The other
+    /// closures of the worker run on other workers. The caller must disconnect the worker.
     pub fn worker_timed_out(&mut self, worker: usize, failure: Failure) {
         let running = self.running(worker).map(|(task, _)| task);
         self.remove_worker(worker, true);
@@ -227,7 +227,7 @@ impl Dispatch {
     }
 
     /// Removes and returns the work to send to a worker. Closures whose resources have failed on this worker end, and
-    /// waiting closures may be taken back from another worker.
+    /// closures that wait on another worker may be taken back.
     pub fn take(&mut self, worker: usize) -> Vec<Work> {
         let mut work = Vec::new();
         if !self.workers[worker].is_connected {
@@ -268,14 +268,15 @@ impl Dispatch {
     }
 
     /// Returns whether a worker may receive resources to create. It may not while closures wait on it, because it would
-    /// create the resources first. The current task of a worker is therefore known: it is its closure or, if it has
-    /// none, the first resource.
+    /// create the resources first. The worker's current task is thus always known: its first closure or, without
+    /// closures, the first resource.
     fn can_create(&self, worker: usize) -> bool {
         self.workers[worker].assigned.len() <= 1
     }
 
-    /// Returns the number of additional closures that a worker may receive: one to run, and some in advance if closures
-    /// are short and many are queued. Returns 0 while the worker creates a resource, or if it should create one next.
+    /// Returns the number of closures that a worker may receive in addition: one to run, and some in advance if
+    /// closures are short and many are queued. Returns 0 while the worker creates a resource, and if it should create
+    /// one next.
     fn free_slots(&self, worker: usize) -> usize {
         if self.resources.creating(worker).is_some() || self.resources.has_next(worker, true) {
             return 0;
@@ -290,8 +291,8 @@ impl Dispatch {
         self.closures.queue().take(SEARCH_LIMIT)
     }
 
-    /// Assigns to a worker the next closure of the queue that it can run, and returns the closure as work; `None` if
-    /// there is none. Closures that can never run on this worker fail.
+    /// Assigns to a worker the next closure of the queue that it can run, and returns it as work; `None` if there is
+    /// none. Closures that can never run on this worker fail.
     fn next(&mut self, worker: usize) -> Option<Work> {
         loop {
             let uses = self.candidates().map(|(id, call)| (id, self.resources.availability(worker, call)));
@@ -307,7 +308,8 @@ impl Dispatch {
         }
     }
 
-    /// Takes back half of the waiting closures from the worker that has the most, because another worker is idle.
+    /// Takes back half of the closures that wait on a worker, because another worker is idle. Selects the worker on
+    /// which the most closures wait.
     fn reclaim(&mut self) {
         let most = self.workers.iter_mut().max_by_key(|worker| worker.waiting());
         if let Some(worker) = most.filter(|worker| worker.waiting() > 0) {
@@ -315,8 +317,8 @@ impl Dispatch {
         }
     }
 
-    /// Records a result of a worker. The result of a closure that is no longer assigned to the worker is ignored. A
-    /// closure that a parameter server did not answer is retried a limited number of times.
+    /// Records a result of a worker. The result of a closure that is no longer assigned to the worker is ignored. If a
+    /// parameter server did not answer during a closure, it is retried a limited number of times.
     pub fn record_result(&mut self, worker: usize, done: Done) {
         match done {
             Done::Created { resource, result } => self.resources.record_created(worker, resource, result),
@@ -366,13 +368,13 @@ impl Dispatch {
         self.outcomes.drain(..)
     }
 
-    /// Returns whether a closure has failed and [`take_failure`](Self::take_failure) has not returned the failure yet.
+    /// Returns whether a closure has failed and its failure was not [taken](Self::take_failure) yet.
     pub fn has_failed(&self) -> bool {
         self.failure.is_some()
     }
 
-    /// Cancels all closures after one has failed. Queued closures end immediately, those that wait on a worker when the
-    /// worker has returned them, and running ones when they notice the cancellation.
+    /// Cancels all closures after one has failed. Queued closures end immediately. Those that wait on a worker end when
+    /// the worker has returned them, and running ones when they notice the cancellation.
     pub fn cancel(&mut self) {
         // CC-7
         self.is_cancelling = true;
@@ -392,8 +394,8 @@ impl Dispatch {
         Failure::new(FailureKind::Cancelled, text)
     }
 
-    /// Returns the failure once, after all closures have ended; otherwise `None`. The queue then accepts closures
-    /// again.
+    /// Returns the failure of a closure, once, after all closures have ended; otherwise `None`. From then on, closures
+    /// can be scheduled again.
     pub fn take_failure(&mut self) -> Option<Failure> {
         if self.failure.is_none() || !self.is_idle() {
             return None;
@@ -412,15 +414,15 @@ impl Dispatch {
         self.closures.queued()
     }
 
-    /// Returns the number of completed executions, and the sum of the numbers of other executions that ended during
-    /// each. If each execution makes one update, the sum is the total number of updates that were missing from the
-    /// values the executions used.
+    /// Returns the number of completed executions, and the number of other executions that ended during one, summed
+    /// over all. If each execution makes one update, the sum is the total number of updates that the values used by
+    /// executions lacked.
     pub fn overlaps(&self) -> (u64, u64) {
         (self.run, self.overlaps)
     }
 
-    /// Returns the oldest closure that has not ended: all closures before it have. If all have ended, returns the next
-    /// closure to be scheduled.
+    /// Returns the oldest closure that has not ended. If all have ended, returns the next closure that will be
+    /// scheduled.
     pub fn floor(&self) -> ClosureId {
         self.closures.floor()
     }
@@ -436,17 +438,17 @@ impl Dispatch {
         closure.or_else(|| self.resources.creating(worker).map(|(id, call)| (Task::Resource(id), call)))
     }
 
-    /// Returns the closures of a worker; it runs the first one.
+    /// Returns the closures that are assigned to a worker, of which it runs the first one.
     pub fn assigned(&self, worker: usize) -> impl Iterator<Item = (ClosureId, &Call)> {
         self.workers[worker].assigned.iter().filter_map(|id| Some((*id, self.closures.call(*id)?)))
     }
 
-    /// Returns the resources that a worker has not created yet, and can still create.
+    /// Returns the resources that a worker still has to create.
     pub fn missing(&self, worker: usize) -> Vec<ResourceId> {
         self.resources.missing(worker)
     }
 
-    /// Returns the position of a resource on each worker, after the closures that have ended; `None` if the resource
+    /// Returns the position of a resource on each worker after the closures that have ended; `None` if the resource
     /// does not exist.
     pub fn positions(&self, resource: ResourceId) -> Option<&[Option<Bytes>]> {
         self.resources.positions(resource)

@@ -1,4 +1,4 @@
-//! The values that each worker creates separately, and their state on each worker.
+//! The resources, which each worker creates for itself, and their state on each worker.
 
 use crate::call::{Call, ResourceId};
 use crate::failure::{Failure, FailureKind};
@@ -6,10 +6,10 @@ use crate::message::Work;
 use bytes::Bytes;
 use std::collections::{BTreeMap, VecDeque};
 
-/// The maximum number of attempts to create a resource while parameter servers do not answer.
+/// The maximum number of attempts to create a resource if parameter servers do not answer.
 const MAX_ATTEMPTS: u32 = 3;
 
-/// All resources.
+/// All resources, and their state on each worker.
 #[derive(Debug)]
 pub(super) struct Resources {
     next: u64,
@@ -17,7 +17,7 @@ pub(super) struct Resources {
     all: BTreeMap<ResourceId, Resource>,
     /// The resources that each worker is creating, in order.
     creating: Vec<VecDeque<ResourceId>>,
-    /// The resources that each worker should drop.
+    /// The resources that each worker must be told to drop.
     dropped: Vec<Vec<ResourceId>>,
 }
 
@@ -33,7 +33,7 @@ struct Resource {
     positions: Vec<Option<Bytes>>,
 }
 
-/// The worker that creates the variables of a resource. The others wait, and then find the variables.
+/// The worker that creates the variables of a resource. Other workers wait, and then use these variables.
 #[derive(Debug, PartialEq, Eq)]
 enum Creator {
     None,
@@ -43,7 +43,7 @@ enum Creator {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum ResourceState {
-    /// The resource is to be created. The number counts attempts that failed because a parameter server did not
+    /// The resource must be created. The number counts attempts that have failed because a parameter server did not
     /// answer.
     Missing(u32),
     Creating(u32),
@@ -51,7 +51,7 @@ enum ResourceState {
     Failed(Failure),
 }
 
-/// The availability of a call's resources on a worker.
+/// The availability on a worker of the resources that a call uses.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Availability {
     Ready,
@@ -105,7 +105,7 @@ impl Resources {
         }
     }
 
-    /// Removes a resource if it is no longer used. It is kept while a worker creates it, because it is that worker's
+    /// Removes a resource if it is no longer used. While a worker creates it, it remains, because it is the worker's
     /// current task.
     fn remove_unused(&mut self, id: ResourceId) {
         let is_being_created = self.creating.iter().flatten().any(|creating| *creating == id);
@@ -125,7 +125,7 @@ impl Resources {
         self.dropped[worker].drain(..)
     }
 
-    /// Returns whether the resources of a call are ready on a worker, have not been created there yet, or have failed.
+    /// Returns whether all resources of a call are ready on a worker, or whether one is not created yet or has failed.
     pub fn availability(&self, worker: usize, call: &Call) -> Availability {
         for id in call.resources() {
             match self.all.get(&id).map(|resource| &resource.states[worker]) {
@@ -151,8 +151,8 @@ impl Resources {
         Availability::Ready
     }
 
-    /// Returns whether a worker can create a resource now. The first worker that creates it must be idle, because other
-    /// workers may wait for it.
+    /// Returns whether a worker can create a resource now. The first worker to create it must be idle, because others
+    /// may wait for that worker.
     fn is_next(&self, worker: usize, is_idle: bool, resource: &Resource) -> bool {
         let is_free = match resource.creator {
             Creator::Done => true,
@@ -177,7 +177,7 @@ impl Resources {
 
     /// Assigns to a worker the next resource that it can create, and marks the resource as being created; `None` if
     /// there is none. Resources whose arguments have failed are marked as failed. `is_idle` is whether the worker is
-    /// idle, which the first worker to create a resource must be.
+    /// idle, as the first worker to create a resource must be.
     pub fn take(&mut self, worker: usize, is_idle: bool) -> Option<Work> {
         loop {
             let next = self.all.iter().find(|(_, resource)| self.is_next(worker, is_idle, resource));
@@ -200,8 +200,8 @@ impl Resources {
         }
     }
 
-    /// Records that a worker has created a resource, or failed to. If a parameter server did not answer, creation is
-    /// retried a limited number of times.
+    /// Records that a worker has created a resource, or has failed to. If a parameter server did not answer, creation
+    /// is retried a limited number of times.
     pub fn record_created(&mut self, worker: usize, id: ResourceId, result: Result<(), Failure>) {
         let Some(resource) = self.all.get_mut(&id) else { return };
         let ResourceState::Creating(tries) = resource.states[worker] else { return };
@@ -233,7 +233,7 @@ impl Resources {
         }
     }
 
-    /// Records the new position of a resource after a closure has ended.
+    /// Records the new position of a resource on a worker after a closure has ended.
     pub fn record_position(&mut self, worker: usize, id: ResourceId, position: Bytes) {
         if let Some(resource) = self.all.get_mut(&id) {
             resource.positions[worker] = Some(position);
@@ -241,7 +241,7 @@ impl Resources {
     }
 
     /// Records that a worker has lost all its resources. If `keeps_failed` is `true`, the worker does not retry failed
-    /// ones, because two resources that both time out would cause each other to be retried forever.
+    /// ones. Otherwise two resources that both exceed their time limits would cause each other to be retried forever.
     pub fn remove_worker(&mut self, worker: usize, keeps_failed: bool) {
         self.dropped[worker].clear();
         for resource in self.all.values_mut() {
@@ -255,7 +255,7 @@ impl Resources {
         std::mem::take(&mut self.creating[worker]).into_iter().for_each(|id| self.remove_unused(id));
     }
 
-    /// Returns the resources that a worker has not created yet, and can still create.
+    /// Returns the resources that a worker still has to create.
     pub fn missing(&self, worker: usize) -> Vec<ResourceId> {
         let is_missing = |resource: &Resource| {
             matches!(resource.states[worker], ResourceState::Missing(_) | ResourceState::Creating(_))

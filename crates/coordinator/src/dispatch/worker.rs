@@ -1,36 +1,35 @@
-//! The work of one worker.
+//! The closures that are assigned to one worker.
 
 use crate::call::ClosureId;
 use std::collections::{BTreeSet, VecDeque};
 
-/// The state of one worker.
+/// The closures that are assigned to one worker, and the messages to send to it.
 #[derive(Debug, Default)]
 pub(super) struct Worker {
-    /// Whether the worker is connected.
     pub is_connected: bool,
-    /// The closures of the worker. It runs the first one.
+    /// The assigned closures, of which the worker runs the first.
     pub assigned: VecDeque<ClosureId>,
     /// The number of executions that had ended on all workers when the current closure began.
     pub began_at: u64,
-    /// The average duration of its closures.
+    /// The average duration of the worker's closures.
     pub pace: Pace,
-    /// The closures that the worker must return. The request may not have been sent yet.
+    /// The closures that the worker must return, even if the request was not sent yet.
     reclaimed: BTreeSet<ClosureId>,
     to_return: Vec<ClosureId>,
     to_cancel: Vec<ClosureId>,
 }
 
-/// The moving average of the duration of closures.
+/// The moving average of the duration of closures, in microseconds.
 #[derive(Debug, Default)]
 pub(super) struct Pace(Option<u64>);
 
 impl Worker {
-    /// Returns the number of waiting closures that the worker may keep.
+    /// Returns the number of closures that wait on the worker and need not be returned.
     pub fn waiting(&self) -> usize {
         self.assigned.iter().skip(1).filter(|id| !self.reclaimed.contains(id)).count()
     }
 
-    /// Takes back the later half of the worker's waiting closures.
+    /// Takes back the later half of the closures that wait on the worker.
     pub fn reclaim(&mut self) {
         let count = self.waiting().div_ceil(2);
         let waiting = self.assigned.iter().skip(1).rev().filter(|id| !self.reclaimed.contains(id));
@@ -39,8 +38,8 @@ impl Worker {
         self.to_return.extend(back);
     }
 
-    /// Cancels the running closure, and takes back the others. The others are cancelled as well, because the worker may
-    /// begin them before it receives the request.
+    /// Cancels the running closure, and takes back the others. These are cancelled as well, because the worker may
+    /// begin them before it receives the request to return them.
     pub fn cancel(&mut self) {
         self.to_cancel.extend(&self.assigned);
         while self.waiting() > 0 {
@@ -48,7 +47,7 @@ impl Worker {
         }
     }
 
-    /// Assigns a closure to the worker. `ended` is the number of executions that have ended.
+    /// Assigns a closure to the worker. `ended` is the number of executions that have ended on all workers.
     pub fn assign(&mut self, closure: ClosureId, ended: u64) {
         if self.assigned.is_empty() {
             self.began_at = ended;
@@ -77,12 +76,12 @@ impl Worker {
 }
 
 impl Pace {
-    /// Adds the duration of an execution.
+    /// Adds the duration of an execution, in microseconds, to the average.
     pub fn add(&mut self, micros: u64) {
         self.0 = Some(self.0.map_or(micros, |mean| (7 * mean).saturating_add(micros) / 8));
     }
 
-    /// Returns whether closures are so short that the time of a round trip to the worker is significant.
+    /// Returns whether closures are so short that the time for a message to the worker matters.
     pub fn is_quick(&self) -> bool {
         self.0.is_some_and(|micros| micros < 2000)
     }

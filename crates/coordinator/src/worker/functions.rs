@@ -1,4 +1,4 @@
-//! The comparison of the functions of two tasks, as a pure function.
+//! The comparison of a worker's functions with those of its coordinator, as a pure function.
 
 use crate::call::FunctionId;
 use crate::failure::{Failure, FailureKind};
@@ -10,7 +10,7 @@ const MAX_NAMED: usize = 5;
 /// Checks that a worker has the same functions as the coordinator.
 ///
 /// # Errors
-/// - [`FailureKind::UnknownFunction`]: functions differ; the message lists them.
+/// - [`FailureKind::UnknownFunction`]: functions differ; the text lists them.
 pub(super) fn compare(own: &[FunctionId], others: &[FunctionId]) -> Result<(), Failure> {
     let by_name = |all: &[FunctionId]| -> BTreeMap<String, u64> {
         all.iter().map(|function| (function.name.clone(), function.source)).collect()

@@ -1,9 +1,9 @@
-//! A worker, which runs the closures of one coordinator at a time.
+//! [`Worker`]: runs the closures of one coordinator at a time.
 //!
 //! | module | contents |
 //! |---|---|
-//! | `service` | the worker behind a server of its process |
-//! | `session` | the work for one coordinator, and its thread |
+//! | `service` | the worker as a service of a server |
+//! | `session` | the work for one coordinator, and the thread that executes it |
 //! | `queue` | the order of the work and the unreported results: a pure state machine |
 //! | `functions` | whether worker and coordinator have the same functions: a pure function |
 
@@ -22,15 +22,15 @@ use parking_lot::Mutex;
 use std::fmt;
 use std::sync::Arc;
 
-/// The maximum distance between the numbers of two consecutive jobs. Parameter servers, which assign the
-/// numbers, have the same limit: 65,536 starts of 2^32 numbers each.
+/// The maximum distance between the numbers of two jobs in sequence. Parameter servers, which assign the numbers, have
+/// the same limit: 65,536 starts of 2^32 numbers each.
 const MAX_JOB_DISTANCE: u64 = 1 << 48;
 
-/// A worker, which runs the functions of a program for a coordinator. It is used in the same process as the coordinator
-/// or, as a [`Service`](distribute_rpc::Service), from another one.
+/// A worker, which runs the functions of a program for a coordinator in the same process or, as a
+/// [`Service`](distribute_rpc::Service), in another one.
 ///
-/// The worker runs functions for the latest coordinator. The work and the resources of an earlier coordinator are
-/// dropped. A function that runs for the earlier coordinator is cancelled, and its result is ignored.
+/// The worker runs functions for the latest coordinator, and drops the work and the resources of earlier ones. A
+/// function that is running for an earlier coordinator is cancelled, and its result is ignored.
 #[derive(Clone)]
 pub struct Worker(Arc<Inner>);
 
@@ -90,11 +90,11 @@ impl Worker {
     }
 }
 
-/// Checks that a worker may switch to a coordinator with this job.
+/// Checks that a worker may switch to a coordinator with job `job`.
 ///
 /// # Errors
-/// Returns a [`Failure`] if the job is older, or if its number is so high that too few numbers would remain for later
-/// jobs.
+/// Returns a [`Failure`] if the job is older than `newest`, or if its number is so high that too few numbers would
+/// remain for later jobs.
 fn check_job(newest: u64, job: u64) -> Result<(), Failure> {
     let refused = |text: String| Err(Failure::new(FailureKind::Superseded, text));
     if job < newest {

@@ -1,4 +1,4 @@
-//! The queue of a worker and its unreported results, as a pure state machine.
+//! [`Queue`]: the work of a worker, and the results that it has not reported yet, as a pure state machine.
 
 use crate::call::{Call, ClosureId, Origin, ResourceId};
 use crate::failure::{Failure, FailureKind};
@@ -36,7 +36,7 @@ pub enum Task {
         call: Call,
         /// Whether missing variables may be created.
         creates_variables: bool,
-        /// The position from which the resource continues, if any.
+        /// The position at which the resource continues, if there is one.
         position: Option<Bytes>,
     },
     /// Drop a resource.
@@ -44,7 +44,7 @@ pub enum Task {
 }
 
 impl Queue {
-    /// Creates an empty queue for the coordinator with this job.
+    /// Creates an empty queue for the coordinator with job `job`.
     pub fn new(job: u64) -> Self {
         Self {
             job,
@@ -56,7 +56,7 @@ impl Queue {
         }
     }
 
-    /// Adds work. Completes closures that are returned or cancelled before they begin.
+    /// Adds work. A closure that must be returned or cancelled before it begins is completed immediately.
     pub fn add(&mut self, batch: Batch) {
         self.floor = self.floor.max(batch.floor);
         for work in batch.work {
@@ -93,7 +93,7 @@ impl Queue {
         }
     }
 
-    /// Returns the next task, with the flag that cancels it; `None` if there is none. Closures come after all other
+    /// Returns the next task, and the flag that cancels it; `None` if there is none. Closures come after all other
     /// tasks. Call [`finish`](Self::finish) before calling this again.
     #[expect(clippy::should_implement_trait, reason = "the next one depends on what was finished")]
     pub fn next(&mut self) -> Option<(Task, Cancellation)> {
@@ -107,7 +107,7 @@ impl Queue {
         Some((Task::Call { origin, call }, cancellation))
     }
 
-    /// Records that the current task has ended.
+    /// Records that the current task has ended, with the result to report, if there is one.
     pub fn finish(&mut self, done: Option<Done>) {
         self.running = None;
         self.done.extend(done);

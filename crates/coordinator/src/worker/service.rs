@@ -1,4 +1,4 @@
-//! The service of a worker, in the server of its process.
+//! The service by which coordinators reach a worker in another process.
 
 use super::{Collected, Worker};
 use crate::message::{Request, Response, decode, encode};
@@ -6,7 +6,7 @@ use distribute_cluster::Job;
 use distribute_rpc::{Call, Reply, Service};
 use std::thread::Builder;
 
-/// The name of the service.
+/// The name of a worker's service.
 pub const SERVICE: &str = "worker";
 
 impl Service for Worker {

@@ -1,4 +1,4 @@
-//! The session of one coordinator on a worker: a thread that executes its work, and the reporting of results.
+//! [`Session`]: the work for one coordinator on a worker, and the thread that executes it.
 
 use super::queue::{Queue, Task};
 use crate::call::{Call, ClosureId};
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::thread::Builder;
 use std::time::Duration;
 
-/// The maximum time that the thread sleeps before it checks the queue again.
+/// The maximum time for which the thread sleeps before it checks the queue again.
 const SLEEP: Duration = Duration::from_secs(1);
 
 /// The stack size in bytes, which is large because models recurse deeply.
@@ -28,10 +28,10 @@ pub(crate) enum Collected {
     Over,
 }
 
-/// A callback that receives results.
+/// A callback that is called once with results.
 type Collector = Box<dyn FnOnce(Collected) + Send>;
 
-/// The session of one coordinator. It begins when the coordinator connects.
+/// The work of a worker for one coordinator, from its first message until the next coordinator's.
 pub(crate) struct Session {
     id: u64,
     worker: usize,
@@ -85,8 +85,8 @@ impl Session {
         }
     }
 
-    /// Calls `collector` with results as soon as there are some, or when the session has ended. If an earlier collector
-    /// is still waiting, it is called without results.
+    /// Calls `collector` as soon as there are results, or when the session ends. If an earlier collector is still
+    /// waiting, that one is called without results.
     pub fn collect(&self, collector: Collector) {
         let mut state = self.state.lock();
         if state.is_over {
@@ -193,8 +193,8 @@ impl Session {
         }
     }
 
-    /// Runs a function of the user. A panic is logged and returned as a failure, and each failure contains its
-    /// location.
+    /// Runs a function of the user. A panic is logged and returned as a failure. Each failure gets the location of the
+    /// call.
     fn catch_panic<T>(
         &self,
         call: &Call,

@@ -1,5 +1,5 @@
-//! Printing of a job as a script, command or manifest for other systems that start processes. Nothing is started.
-//! No secret is printed: it is created when the job starts.
+//! Printing a job as a script, command or manifest for other systems that start processes. Printing starts nothing, and
+//! prints no secret: the secret is created when the job starts.
 //!
 //! | file | contents |
 //! |---|---|
@@ -17,7 +17,7 @@ use std::fmt::Write as _;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Defines [`Target`] by a list of its variants, with their names and descriptions.
+/// Defines [`Target`] from a list of its variants, with their names and descriptions.
 macro_rules! targets {
     ($($(#[$doc:meta])* $target:ident = $name:literal, $description:literal;)*) => {
         /// A system for which a job can be printed.
@@ -74,7 +74,7 @@ impl FromStr for Target {
     }
 }
 
-/// A job to be printed.
+/// A job that can be printed for other systems.
 ///
 /// ```
 /// use distribute_launch::{Layout, print::{Job, Target}};
@@ -93,9 +93,9 @@ pub struct Job<'a> {
     pub layout: &'a Layout,
     /// The command of each task, and its arguments.
     pub command: &'a [String],
-    /// The maximum duration of the job; `None` means unlimited.
+    /// The maximum duration of the job; `None` for no limit.
     pub timeout: Option<Duration>,
-    /// The maximum number of restarts of a task.
+    /// The maximum number of restarts of each task.
     pub max_restarts: u32,
     /// The container image, for systems with containers; `None` prints a placeholder.
     pub image: Option<&'a str>,
@@ -109,8 +109,7 @@ pub struct Job<'a> {
     pub memory: Option<&'a str>,
     /// The name of a volume claim and the folder at which each task mounts it, for Kubernetes; `None` mounts nothing.
     pub volume: Option<(&'a str, &'a str)>,
-    /// The port for health probes of the tasks that run the program; `None` means that nothing is probed. The
-    /// program must have a monitor.
+    /// The port for health probes of the tasks that run the program, which must have a monitor; `None` for no probes.
     pub health: Option<u16>,
 }
 
@@ -156,7 +155,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Returns a name for the job that Slurm and Kubernetes accept, based on the file name of the command.
+    /// Returns a name for the job, from the file name of the command, that Slurm and Kubernetes accept.
     fn name(&self) -> String {
         let program = self.command.first().map_or("", String::as_str);
         let file = program.rsplit('/').next().unwrap_or_default();
@@ -184,7 +183,7 @@ impl<'a> Job<'a> {
     }
 
     /// Returns the shell line that exports the number of tasks of each job, for resolvers; empty if all tasks are
-    /// workers. Resolvers assign the ranks to tasks in the order of the jobs' names.
+    /// workers. Resolvers assign ranks to tasks in the order of the jobs' names.
     fn export_tasks(&self) -> String {
         let jobs = [
             ("chief", usize::from(self.layout.chief)),

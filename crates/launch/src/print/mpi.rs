@@ -4,14 +4,14 @@ use super::{Job, SECRET};
 use crate::{Error, Result};
 use distribute_cluster::internal::first_port_in_shell;
 
-/// Returns the line that chooses the first port: by the number of the shell's process.
+/// Returns the line that chooses the first port by the number of the shell's process.
 fn ports() -> String {
     let first = first_port_in_shell("$$");
     format!("export DISTRIBUTE_PORT_BASE=${{DISTRIBUTE_PORT_BASE:-{first}}} # of the ranks of a host")
 }
 
-/// Returns an `mpirun` command, preceded by the command that creates the secret. Returns an error if MPI does not
-/// support a setting of the job.
+/// Returns an `mpirun` command, after the command that creates the secret. Returns an error if MPI does not support a
+/// setting of the job.
 pub(super) fn call(job: &Job<'_>) -> Result<String> {
     let layout = job.layout;
     let refuse = |problem| Err(Error::Unprintable { target: "mpi", problem });

@@ -5,8 +5,9 @@ use crate::{Error, Result};
 use distribute_cluster::internal::first_port_in_shell;
 use std::fmt::Write as _;
 
-/// The lines that choose the ports of the tasks: by the number of the job, or the next ones that are free on all nodes.
-/// `FIRST` is the first port by the number of the job, and `TASKS` the number of tasks.
+/// The lines that choose the ports of the tasks: those that belong to the number of the job, or else the next ones that
+/// are free on all nodes. `FIRST` stands for the first port by the number of the job, and `TASKS` for the number of
+/// tasks.
 const PORTS: &str = r#"# Jobs on one node use different ports: from one by the number of the job on, or the next that are free on all nodes.
 listening=" $(srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 cat /proc/net/tcp /proc/net/tcp6 2>/dev/null |
   awk '$4 == "0A" { sub(".*:", "", $2); printf "%s ", $2 }')"

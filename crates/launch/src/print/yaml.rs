@@ -1,20 +1,20 @@
-//! A YAML document, written so that all YAML readers parse it in the same way.
+//! [`Yaml`]: a document that all YAML readers parse in the same way.
 
 use std::fmt::Write as _;
 
 /// A value of a document.
 pub(super) enum Yaml {
-    /// A map with its keys in order. The keys are plain words.
+    /// A map with its keys in the given order. The keys are plain words.
     Map(Vec<(&'static str, Yaml)>),
     /// A list with each item on a separate line.
     List(Vec<Yaml>),
     /// A list of texts on one line.
     Words(Vec<String>),
-    /// A text, which is quoted unless every reader reads it as a text without quotes.
+    /// A text. It is quoted unless every reader parses it as text without quotes.
     Text(String),
     /// A number.
     Number(u64),
-    /// A word that is written as it is: `true`, or a text with a comment.
+    /// A word that is written unchanged: `true`, or a text with a comment.
     Plain(&'static str),
 }
 
@@ -23,14 +23,14 @@ impl Yaml {
         Self::Text(text.into())
     }
 
-    /// Returns the lines of the document.
+    /// Returns the text of the document.
     pub fn document(&self) -> String {
         let mut out = String::new();
         self.write(&mut out, 0);
         out
     }
 
-    /// Writes the value after its key or dash, indented by `indent` spaces if it takes separate lines.
+    /// Writes the value after its key or dash. If it takes separate lines, they are indented by `indent` spaces.
     fn write(&self, out: &mut String, indent: usize) {
         match self {
             Self::Map(entries) if entries.is_empty() => *out += "{}\n",
@@ -79,15 +79,15 @@ impl Yaml {
     }
 }
 
-/// Indents a line of a map or a list. The first line of an item of a list follows the dash of the item.
+/// Begins a line of a map or a list with its indentation. The first line of a list's item follows the item's dash.
 fn begin_line(out: &mut String, indent: usize) {
     if !out.ends_with("- ") {
         out.extend(std::iter::repeat_n(' ', indent));
     }
 }
 
-/// Returns `true` only if all YAML readers read `text` as a text even without quotes. Some readers read words such as
-/// `on` and numbers such as `1e3` as something else.
+/// Returns whether all YAML readers parse `text` as text even without quotes. Some readers parse words such as `on` and
+/// numbers such as `1e3` as something else.
 fn is_plain(text: &str) -> bool {
     const OTHERS: [&str; 11] = ["y", "n", "yes", "no", "on", "off", "true", "false", "null", "inf", "nan"];
     let is_inner = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);

@@ -1,5 +1,5 @@
-//! The manifest for clusters without an operator: a Job with an index for each kind of task, and a Service that gives
-//! the pods names.
+//! The manifest for Kubernetes without an operator: an Indexed Job for each kind of task, and a Service that gives the
+//! pods names.
 
 use super::super::Job;
 use super::super::yaml::Yaml;

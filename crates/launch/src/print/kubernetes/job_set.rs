@@ -49,8 +49,8 @@ pub(super) fn train_job(job: &Job<'_>) -> String {
     format!("{}{}---\n{}", comments(job, first), runtime.document(), train_job.document())
 }
 
-/// Returns the specification of the `JobSet`: a Job for each kind of task. If it is for a runtime, its workers are the
-/// nodes of the `TrainJob`.
+/// Returns the specification of a `JobSet`: a Job for each kind of task. In a runtime, the workers are the nodes of the
+/// `TrainJob`.
 fn spec(job: &Job<'_>, is_runtime: bool) -> Yaml {
     // The controller names pods by the JobSet, which has the name of the TrainJob.
     let label = "metadata.labels['jobset.sigs.k8s.io/jobset-name']";

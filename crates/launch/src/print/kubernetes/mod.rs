@@ -1,8 +1,8 @@
-//! Manifests for Kubernetes: the parts that all kinds of jobs share.
+//! Manifests for Kubernetes, and the parts that all of them share.
 //!
 //! | file | kind |
 //! |---|---|
-//! | `indexed_job` | a Job with an index for each kind of task, and a Service |
+//! | `indexed_job` | an Indexed Job for each kind of task, and a Service |
 //! | `job_set` | a `JobSet`, and a `TrainJob` of Kubeflow's Trainer, whose runtime contains a `JobSet` |
 //! | `tf_job` | a `TFJob` of Kubeflow's training operator |
 
@@ -18,17 +18,17 @@ use serde_json::{Map, json};
 /// The port on which each task listens.
 const PORT: u64 = 2222;
 
-/// The maximum number of failed startup probes. With one probe in [`PERIOD`] seconds, tasks have 15 minutes to find
+/// The maximum number of failed startup probes. With one probe every [`PERIOD`] seconds, tasks have 15 minutes to find
 /// each other.
 const STARTUP_PROBES: u64 = 90;
 
-/// The group that owns a volume: the group of the image in examples/deploy.
+/// The id of the group that owns a volume, which is the group in the image of examples/deploy.
 const GROUP: u64 = 65_532;
 
 /// The interval of probes in seconds.
 const PERIOD: u64 = 10;
 
-/// Returns the manifest of a job for one of the Kubernetes targets. Returns an error if the target does not support a
+/// Returns the manifest of a job for one of the Kubernetes targets, or an error if the target does not support a
 /// setting of the job.
 pub(super) fn manifest(job: &Job<'_>, target: Target) -> Result<String> {
     let refuse = |problem| Err(Error::Unprintable { target: target.name(), problem });
@@ -57,7 +57,8 @@ fn kinds(layout: &Layout) -> Vec<(Kind, usize)> {
     all.into_iter().filter(|(_, tasks)| *tasks > 0).collect()
 }
 
-/// Returns comments: `first`, a note if the job has no image, and the command that creates the secret.
+/// Returns the comments at the beginning of a manifest: `first`, a note if the job has no image, and the command that
+/// creates the secret.
 fn comments(job: &Job<'_>, first: &str) -> String {
     let name = job.name();
     let image = if job.image.is_none() {
@@ -73,18 +74,18 @@ fn comments(job: &Job<'_>, first: &str) -> String {
     )
 }
 
-/// Escapes `$`, so that Kubernetes expands no `$(NAME)` in a word of the program.
+/// Escapes `$`, so that Kubernetes does not expand `$(NAME)` in a word of the command.
 fn escaped(word: &str) -> String {
     word.replace('$', "$$")
 }
 
-/// Returns an entry of a container's `env` list, which sets an environment variable to a field of the pod.
+/// Returns an entry of a container's `env` list that sets a variable to a field of the pod.
 fn from_field(name: &'static str, path: &str) -> Yaml {
     let field = Yaml::Map(vec![("fieldPath", Yaml::text(path))]);
     Yaml::Map(vec![("name", Yaml::text(name)), ("valueFrom", Yaml::Map(vec![("fieldRef", field)]))])
 }
 
-/// Returns an entry of a container's `env` list, which sets an environment variable.
+/// Returns an entry of a container's `env` list that sets a variable to `value`.
 fn variable(name: &'static str, value: impl Into<String>) -> Yaml {
     Yaml::Map(vec![("name", Yaml::text(name)), ("value", Yaml::Text(value.into()))])
 }
@@ -114,7 +115,7 @@ fn cluster(
     all
 }
 
-/// Returns the container of a task. `name` is the name of the container, and `port` the name of the task's port.
+/// Returns the container of a task. `name` is the name of the container, and `port` the name of its port.
 fn container(
     job: &Job<'_>,
     kind: &Kind,
@@ -161,7 +162,7 @@ fn container(
     Yaml::Map(fields)
 }
 
-/// Returns the resources of a task, if any are given. Memory is limited to what is requested.
+/// Returns the resources of a task, if any are requested. The limit on memory is what is requested.
 fn resources(job: &Job<'_>) -> Option<(&'static str, Yaml)> {
     let cpus = job.cpus.map(|cpus| ("cpu", Yaml::Text(cpus.to_string())));
     let memory = || job.memory.map(|memory| ("memory", Yaml::text(memory)));
@@ -174,7 +175,7 @@ fn resources(job: &Job<'_>) -> Option<(&'static str, Yaml)> {
     (!given.is_empty()).then_some(("resources", Yaml::Map(given)))
 }
 
-/// Returns a probe of the health port at `path`. The probe fails after `failures` failed requests in a row.
+/// Returns a probe that requests `path` from the health port. It fails after `failures` failed requests in a row.
 fn probe(path: &'static str, failures: u64) -> Yaml {
     let request = Yaml::Map(vec![("path", Yaml::text(path)), ("port", Yaml::text("health"))]);
     Yaml::Map(vec![
@@ -185,8 +186,8 @@ fn probe(path: &'static str, failures: u64) -> Yaml {
     ])
 }
 
-/// Returns the fields of a Job for the tasks of a kind. Each task may be restarted separately, evictions are not
-/// counted, and a task that fails permanently ends the Job.
+/// Returns the fields of a Job for the tasks of a kind. Each task is restarted separately, evictions do not count as
+/// failures, and a task that fails permanently ends the Job.
 fn job_spec(job: &Job<'_>, tasks: usize, template: Yaml) -> Yaml {
     let tasks = tasks as u64;
     let mut fields = vec![
@@ -224,12 +225,12 @@ fn pod(job: &Job<'_>, container: Yaml) -> Vec<(&'static str, Yaml)> {
     fields
 }
 
-/// Returns whole seconds, rounded up.
+/// Returns the number of seconds, rounded up.
 fn seconds(time: std::time::Duration) -> Yaml {
     Yaml::Number(time.as_secs().saturating_add(u64::from(time.subsec_nanos() > 0)))
 }
 
-/// Returns the metadata of an object: its name.
+/// Returns the metadata of an object, which is only its name.
 fn named(name: impl Into<String>) -> Yaml {
     Yaml::Map(vec![("name", Yaml::Text(name.into()))])
 }
