@@ -28,7 +28,7 @@ pub enum ClusterError {
     Address {
         /// The invalid string.
         found: String,
-        /// The reason why it is invalid.
+        /// The reason why the string is invalid.
         why: String,
     },
     /// The cluster does not contain the requested job.
@@ -86,7 +86,7 @@ pub enum ClusterError {
     Several {
         /// The job of which there are several tasks.
         job: Job,
-        /// The number of its tasks.
+        /// The number of tasks of this job.
         count: usize,
     },
     /// The index of this process's task is not less than the number of tasks of its job.
@@ -186,7 +186,7 @@ pub enum ClusterError {
     Host {
         /// The invalid string.
         found: String,
-        /// The reason why it is invalid.
+        /// The reason why the string is invalid.
         why: String,
     },
     /// The total number of tasks of all jobs differs from the number of tasks that were started.

@@ -46,7 +46,7 @@ pub(crate) struct FoundRows {
 }
 
 impl PrefetchedRows {
-    /// Announces ids of the next step. From now on, lookups count in `usage`. Returns `true` for the first call.
+    /// Announces ids of the next step. The first call returns `true`, and makes lookups count in its `usage`.
     pub(crate) fn want(&self, ids: &[i64], usage: &Arc<Mutex<PrefetchUsage>>) -> bool {
         let mut state = lock(&self.state);
         state.decisions.want(ids);

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 /// The clock of this process that all caches share.
 pub(crate) type SharedClock = Arc<Mutex<StepClock>>;
 
-/// The cached rows of one table.
+/// A cache of the rows of one table that this process has read.
 #[derive(Debug)]
 pub struct RowCache {
     clock: SharedClock,

@@ -55,8 +55,9 @@ struct DynamicDescription {
     waiting: Vec<WaitingCounts>,
 }
 
-/// The prefixes of the names of manifests, and of the folders of tables.
+/// The prefix of the names of manifests.
 const SNAPSHOT: &str = "snapshot-";
+/// The prefix of the names of the folders of tables.
 const TABLES: &str = "tables-";
 
 /// The name of the tensor that contains the description of a table or the manifest.

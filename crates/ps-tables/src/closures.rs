@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 
 /// The maximum number of entries of a record, each for up to 64 changes of one closure.
 const MAX: usize = 65_536;
+/// The number of changes that one entry covers.
 const BITS: u64 = u64::BITS as u64;
 
 /// The closure that makes a change, regardless of how often and on which workers it is executed.

@@ -156,7 +156,7 @@ impl Receiver for Inbox {
     }
 }
 
-/// Returns whether this is the reason for closing a connection whose caller did not follow the protocol.
+/// Returns whether a connection was closed for this reason because its caller did not follow the protocol.
 fn is_violation(reason: &str) -> bool {
     reason == NO_CALL || reason.starts_with(TOO_MANY) || reason.starts_with(UNDECODABLE)
 }

@@ -9,7 +9,7 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Scheduler {
-    /// The launcher that set the variable `TF_CONFIG`, which contains several tasks or cannot be parsed.
+    /// A launcher that set the variable `TF_CONFIG`. Its value describes several tasks, or cannot be parsed.
     TfConfig,
     /// An MPI launcher that started several ranks.
     Mpi,

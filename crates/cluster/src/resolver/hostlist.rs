@@ -6,8 +6,9 @@ use crate::error::ClusterError;
 /// The maximum number of hosts, so that a typo of a few characters cannot exhaust the memory.
 const MAX: usize = 65_536;
 
-/// The origins that errors show until the resolver replaces them with the name of the variable that contains the text.
+/// The origin in errors about a host list, until the resolver replaces it with the name of the variable.
 const HOSTS: &str = "host list";
+/// The origin in errors about numbers of tasks, which is replaced in the same way.
 const TASKS: &str = "tasks per node";
 
 /// Expands Slurm's short form of a host list, keeping its order: `n1,t[2-4,7],x[08-10]` becomes n1, t2, t3, t4, t7,

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 /// The index of the side that was connected to.
 pub(super) const CALLED: usize = 0;
+/// The index of the side that has connected.
 pub(super) const CALLING: usize = 1;
 
 /// One end of a connection between two tasks.

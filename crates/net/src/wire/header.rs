@@ -26,15 +26,15 @@ pub enum Frame {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
-    /// The kind of [`Frame::Data`].
+    /// A message with its contents: [`Frame::Data`].
     Data = 1,
-    /// The kind of [`Frame::Heartbeat`].
+    /// A sign of life: [`Frame::Heartbeat`].
     Heartbeat = 2,
-    /// The kind of [`Frame::Goodbye`].
+    /// The orderly end of the connection: [`Frame::Goodbye`].
     Goodbye = 3,
-    /// The kind of [`Frame::Reference`].
+    /// A message whose body is in shared memory: [`Frame::Reference`].
     Reference = 4,
-    /// The kind of [`Frame::Leave`].
+    /// The departure for a new rendezvous: [`Frame::Leave`].
     Leave = 5,
 }
 

@@ -14,8 +14,9 @@ use std::time::Duration;
 /// The time for which the follower sends requests. A server that starts later connects by itself.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The timeout of one attempt, and the pause before the next one.
+/// The timeout of one attempt.
 const ATTEMPT: Duration = Duration::from_secs(1);
+/// The pause between two attempts.
 const AGAIN: Duration = Duration::from_millis(50);
 
 /// A thread that requests the missing copy from a server, until the server responds, a minute has passed, or this value

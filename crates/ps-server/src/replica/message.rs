@@ -9,7 +9,7 @@ use distribute_net::Message;
 use distribute_ps_tables::TableImage;
 use serde::{Deserialize, Serialize};
 
-/// The version of the messages' format.
+/// The version of the format of messages between a server and its follower.
 const VERSION: u8 = 3;
 
 /// A server, and the number of its life: see the [module](super).

@@ -16,8 +16,9 @@ use std::time::Duration;
 /// The timeout for one response of the follower. A request may contain a large table.
 const ANSWER: Duration = Duration::from_secs(60);
 
-/// The timeout of one attempt to connect, and the pause before the next one.
+/// The timeout of one attempt to connect.
 const CONNECT: Duration = Duration::from_secs(2);
+/// The pause between two attempts to connect.
 const AGAIN: Duration = Duration::from_millis(20);
 
 /// The interval at which the thread checks whether the follower has restarted, which the connection may not show.

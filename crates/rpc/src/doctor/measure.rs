@@ -11,13 +11,15 @@ use std::time::Duration;
 /// The name of the service that echoes messages and measures links.
 pub(crate) const NAME: &str = "doctor";
 
-/// The number of small messages whose round trip is measured, after [`WARM`] that are not.
+/// The number of small messages whose round trip is measured.
 const ROUND_TRIPS: usize = 50;
+/// The number of small messages that are sent before the measured ones.
 const WARM: usize = 5;
 
 /// The sizes in bytes of the messages with which bandwidth is measured. A size is used only if the shortest round trip
 /// of the previous size took at most [`SHORT`] seconds.
 const SIZES: [usize; 3] = [64 << 10, 1 << 20, 8 << 20];
+/// The maximum round trip in seconds after which the next size is still measured.
 const SHORT: f64 = 0.1;
 
 /// The number of messages of each size.
