@@ -368,7 +368,7 @@ impl Trained {
 /// moves the unit's weights by up to the learning rate in each step.
 const TOLERANCE: f32 = 1e-2;
 
-/// Compares a training with that of one replica.
+/// Compares a training with another one on a single replica.
 fn compare_replicas(options: &Options, trained: &Trained, one: &Trained) -> distribute::Result<()> {
     let mut difference = 0f32;
     for name in one.variables.names() {

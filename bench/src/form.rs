@@ -52,7 +52,7 @@ impl Report {
         .to_string()
     }
 
-    /// Formats a line for a log.
+    /// Formats the measurements as one line of a log.
     pub fn plain(&self) -> String {
         let (about, ours) = (&self.about, &self.ours);
         let mut text = format!(

@@ -51,8 +51,8 @@ impl Group {
         command
     }
 
-    /// Returns the group that is led by the process with this id. The process must be a child of this one whose exit
-    /// status has not been read.
+    /// Returns the group that the process `leader` leads. The process must be a child of this one whose exit status has
+    /// not been read.
     pub fn of(leader: u32) -> Self {
         Self(leader)
     }

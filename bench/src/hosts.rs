@@ -16,7 +16,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// Creates the host with this address in the network namespace of the process `keeper`.
+    /// Creates a host in the network namespace of the process `keeper`.
     pub fn new(address: Ipv4Addr, keeper: u32) -> Self {
         Self { address, keeper }
     }

@@ -23,7 +23,7 @@ struct Size {
     layers: usize,
     /// The rows of the global batch.
     rows: usize,
-    /// The number of steps after each save, and without one.
+    /// The number of steps that are timed after each save, and also without a save.
     steps: usize,
 }
 

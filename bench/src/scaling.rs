@@ -12,7 +12,7 @@ use std::hint::black_box;
 /// The figure for the steps per second of two replicas, divided by those of one replica on the same global batch.
 struct TwoOverOne;
 
-/// Returns the figure.
+/// Returns the only figure of this module.
 pub fn figures() -> Vec<Box<dyn Figure>> {
     vec![Box::new(TwoOverOne)]
 }

@@ -108,7 +108,7 @@ impl Packages {
         self.sections.len()
     }
 
-    /// Returns a batch of these packages. The neighbours are sampled with `seed`.
+    /// Returns a batch of the given packages. The neighbours are sampled with `seed`.
     pub fn batch(&self, packages: &[u32], seed: u64) -> candle_core::Result<Batch> {
         let (n, cpu) = (packages.len(), &Device::Cpu);
         let mut words = Vec::with_capacity(n * LONGEST);
@@ -125,7 +125,7 @@ impl Packages {
         })
     }
 
-    /// Returns batches of these packages in an order determined by `seed`, created while replicas compute.
+    /// Returns batches of the given packages, in an order that `seed` determines. They are made while replicas compute.
     pub fn batches(
         self: &Arc<Self>,
         packages: &[u32],

@@ -37,7 +37,7 @@ impl Graph {
         Self { starts, neighbours: lists.concat() }
     }
 
-    /// Returns `FIRST` neighbours of each package, and `SECOND` of each of these. They are sampled with
+    /// Returns `FIRST` neighbours of each package, and `SECOND` neighbours of each of them. They are sampled with
     /// replacement by (seed, package, position), so a sample depends on nothing else.
     pub fn sample(&self, packages: &[u32], seed: u64) -> (Vec<u32>, Vec<u32>) {
         let mut first = Vec::with_capacity(packages.len() * Self::FIRST);

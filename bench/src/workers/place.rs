@@ -37,7 +37,7 @@ impl Links {
         }
     }
 
-    /// Returns the setting that selects these links.
+    /// Returns the setting of shared memory that selects these links.
     pub fn shared_memory(self) -> SharedMemory {
         match self {
             Self::Tcp => SharedMemory::Never,

@@ -20,7 +20,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// adding everything twice.
 const WHOLE: usize = 64 << 10;
 
-/// Returns the algorithm that is used for vectors of this size.
+/// Returns the algorithm that is used for vectors of `bytes` bytes.
 pub fn algorithm(workers: usize, bytes: usize) -> Algorithm {
     if workers == 2 && bytes <= WHOLE { Algorithm::Exchange } else { Algorithm::Owners }
 }

@@ -73,7 +73,8 @@ pub fn operand<'a, T: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> Re
 
 /// A float type whose values can be reduced, updated and stored in tensors.
 pub trait Number: Float + Scale + Element + WithDType + bytemuck::Pod {
-    /// Returns the nearest value. The same as [`Float::from_f64`], whose name conflicts with one of candle's methods.
+    /// Returns the number nearest to `value`. This is [`Float::from_f64`] under a name that does not conflict with
+    /// candle's.
     #[inline]
     fn of(value: f64) -> Self {
         <Self as Float>::from_f64(value)

@@ -31,8 +31,8 @@ pub struct CommunicationOptions {
     /// reduced together. With 0, the default, each value is reduced separately, which is fastest for replicas that
     /// share memory.
     pub bytes_per_pack: usize,
-    /// The maximum time that a replica waits in one call for the others, including those of other workers. `None` keeps
-    /// the strategy's timeout, 60 s by default.
+    /// The maximum time that a replica waits in one call for the other replicas of all workers. `None` keeps the
+    /// strategy's timeout, 60 s by default.
     #[doc(alias = "timeout_seconds")]
     pub timeout: Option<Duration>,
     /// The transport with which values are exchanged.
@@ -40,7 +40,7 @@ pub struct CommunicationOptions {
 }
 
 impl CommunicationOptions {
-    /// Returns these options, except that those left at their defaults are replaced by the options of `base`.
+    /// Returns these options, with each option that is at its default replaced by that of `base`.
     pub fn over(self, base: Self) -> Self {
         Self {
             bytes_per_pack: if self.bytes_per_pack > 0 { self.bytes_per_pack } else { base.bytes_per_pack },

@@ -184,7 +184,7 @@ pub fn reduce_by(
     Ok(reduced)
 }
 
-/// Returns `true` if the kind, shape and dtype of `value` are those of a reduction of `parts`.
+/// Returns `true` if `value` has the kind, shape and dtype of a reduction of `parts`.
 fn is_reduction(op: ReduceOp, parts: &[Leaf], value: &Leaf) -> bool {
     let is_dense = |leaf: &&Leaf| !matches!(leaf, Leaf::Slices(_));
     // Slices reduced with dense parts become dense.

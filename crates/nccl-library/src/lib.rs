@@ -97,8 +97,7 @@ pub struct Communicators {
 }
 
 impl Communicators {
-    /// Creates the locations for the communicators of these GPUs, given by CUDA's numbers. No communicator is created
-    /// yet.
+    /// Creates the locations for the communicators of GPUs, given by CUDA's numbers. No communicator is created yet.
     pub fn new(gpus: &[usize]) -> Self {
         Self { gpus: gpus.to_vec(), all: gpus.iter().map(|_| AtomicPtr::new(ptr::null_mut())).collect() }
     }
@@ -222,8 +221,8 @@ impl Nccl {
         begun.and(ended)
     }
 
-    /// Starts to link the communicator of this thread's current GPU with those of other processes, as rank `rank` of
-    /// `count`. `communicators` must have this GPU only, and `id` must be the same on all processes.
+    /// Starts to link the communicator of this thread's current GPU with communicators of other processes, as rank
+    /// `rank` of `count`. `communicators` must have this GPU only, and `id` must be the same on all processes.
     ///
     /// # Errors
     /// Returns the error of the call. The communicator may have been created, and must be aborted.

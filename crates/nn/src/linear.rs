@@ -192,7 +192,7 @@ impl Linear {
         candle_nn::Linear::new(self.weight.clone(), self.bias.clone()).forward(&x)
     }
 
-    /// Reshapes rows of shape `[n, out]` so that their outer dimensions are those of the input `x`.
+    /// Reshapes rows of shape `[n, out]` so that their outer dimensions equal those of the layer's input `x`.
     fn unflatten(&self, y: Tensor, x: &Tensor) -> Result<Tensor> {
         match x.rank() {
             2 => Ok(y),

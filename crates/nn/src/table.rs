@@ -1,4 +1,4 @@
-//! Lookups of table rows, with gradients for only these rows.
+//! Lookups of rows of a table, with gradients for the looked up rows only.
 
 use super::combine::Combine;
 use super::device_table;

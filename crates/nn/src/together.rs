@@ -35,7 +35,7 @@ impl Lookup<'_> {
     }
 }
 
-/// Returns the results of several layers for their ids, the same as those of `forward`.
+/// Looks up the ids of several layers. The results are the same as with `forward`.
 ///
 /// If tables are on parameter servers, the rows of all of them are fetched with one message to each server, instead of
 /// one for each table and server. This saves time if a model has several tables, because each message waits for its

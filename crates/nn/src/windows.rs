@@ -110,7 +110,7 @@ impl Axis {
 /// The axis of the height and the axis of the width.
 pub(super) type Axes = [Axis; 2];
 
-/// A function that computes an output plane from an input plane along these axes.
+/// A function that computes an output plane from an input plane along the given axes.
 type Plane<T> = fn(&Axes, &[T], &mut [T]);
 
 /// Computes `forward` and adds the result to the graph of `x`, which has shape `[n, channels, height, width]`.

@@ -62,7 +62,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Returns the positions of the operands of this operation.
+    /// Returns the positions of the operands of the operation.
     pub fn operands(&self) -> impl Iterator<Item = usize> + use<> {
         let all = match *self {
             Operation::Input(_) | Operation::Constant(_) => [None; 4],

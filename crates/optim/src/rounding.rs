@@ -138,8 +138,8 @@ mod tests {
         }
     }
 
-    /// Each of 20,000 updates is a thousandth of the distance to the next bf16. The sum is that of f32 up to the noise,
-    /// whose standard deviation is less than the distance times the root of 20.
+    /// Checks the sum of 20,000 updates, each a thousandth of the distance to the next bf16. It equals that in f32 up
+    /// to noise, whose standard deviation is less than the distance times the root of 20.
     // INV-95
     #[test]
     fn many_small_updates_are_exact_on_average_where_rounding_to_the_nearest_stalls() {

@@ -32,8 +32,8 @@ impl<'r> Rules<'r> {
         self.0[variable]
     }
 
-    /// Returns whether the update of a variable visits all of its rows, including those without a gradient: because the
-    /// rule changes them, or because it needs the complete variable at once.
+    /// Returns whether the update of a variable visits all of its rows, even rows without a gradient. This is so if the
+    /// rule changes such rows, or needs the complete variable at once.
     pub(crate) fn visits_every_row(&self, variable: usize) -> bool {
         let (rule, _) = self.of(variable);
         rule.moves_absent_rows() || rule.unit() == Unit::Variable

@@ -210,7 +210,8 @@ struct Inner {
     groups: Groups,
     /// The momentum of the averages of the weights; `None` if there are none.
     ema: Option<f64>,
-    /// The sequence number of this optimizer among those of its strategy, from 1. It is the same on all workers.
+    /// The sequence number of this optimizer among the optimizers of its strategy, from 1. It is the same on all
+    /// workers.
     number: u64,
     parameters: Arc<Parameters>,
     /// The backend that updates the variables and keeps the slots.

@@ -273,7 +273,7 @@ pub(crate) fn list_names(names: &[&str]) -> String {
     }
 }
 
-/// Returns `true` if optimizers can train a variable with this dtype.
+/// Returns `true` if optimizers can train the variable, by its dtype.
 pub(crate) fn is_trained(variable: &Var) -> bool {
     matches!(variable.dtype(), DType::F32 | DType::F64)
 }

@@ -57,7 +57,7 @@ pub(crate) enum SlotShare {
     All,
     /// A range, for slots with the shape of the variable.
     Range(Range<usize>),
-    /// None, because another worker or a server keeps all of them.
+    /// No slots, because another worker or a server keeps all of them.
     Elsewhere,
 }
 

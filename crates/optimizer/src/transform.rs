@@ -32,7 +32,6 @@ pub(crate) type GradientFn = dyn Fn(&str, Gradient) -> Result<Gradient> + Send +
 #[derive(Clone)]
 pub struct Transform(TransformKind);
 
-/// The kinds of transforms.
 #[derive(Clone)]
 pub(crate) enum TransformKind {
     ClipByValue { min: f64, max: f64 },

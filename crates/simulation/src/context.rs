@@ -42,7 +42,7 @@ pub struct Context<'a> {
 }
 
 impl Surroundings {
-    /// Returns the context of the process with this name.
+    /// Returns the context of the process `name`.
     pub fn of(&mut self, name: Name) -> Context<'_> {
         let Self { agenda, network, history, checks, plan, planted } = self;
         Context { pid: name.pid, name, agenda, network, history, checks, plan, planted: *planted }

@@ -56,7 +56,7 @@ enum Stage {
     Meeting(Box<StateTransfer<String>>, u64),
     /// The time between two steps.
     Between,
-    /// A step, before the call with this index. The session for calls between steps is kept.
+    /// A step, before the call with the given index. The session for calls between steps is kept.
     InStep(usize, Box<Protocol>),
 }
 

@@ -1,4 +1,4 @@
-//! Files in a folder of a test.
+//! The names of the files in a folder.
 
 use std::path::Path;
 

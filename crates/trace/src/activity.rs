@@ -62,8 +62,8 @@ pub(super) fn set_activity(replica: (u64, u64), part: Option<(&'static str, &str
     drop(before);
 }
 
-/// Adds the length of a slice that a replica has completed to the time spent in slices of this name. Does nothing for
-/// the slice of a whole step.
+/// Adds the length of a completed slice to the time that its replica has spent in slices of the same name. Does nothing
+/// for the slice of a whole step.
 pub(super) fn spent(replica: (u64, u64), slice: &Slice) {
     if slice.name != distribute_base::internal::STEP {
         let nanos = slice.end.saturating_sub(slice.start);

@@ -25,7 +25,7 @@ pub(crate) struct Cuda {
     in_flight: Option<InFlight>,
 }
 
-/// A running sum.
+/// A sum that the GPU is computing.
 struct InFlight {
     vector: CudaSlice<u8>,
     /// The event that shows that the GPU has finished; `None` until all of NCCL's work is in the GPU's queue.

@@ -30,7 +30,8 @@ use crate::turns::measure;
 use distribute::{Error, Result};
 use network::Network;
 
-/// Measures both models, or those whose names contain `filter`, over links with these rates, and prints the results.
+/// Measures both models, or those whose names contain `filter`, over a link with each of the rates, and prints the
+/// results.
 pub fn run(
     rates: &[Rate],
     filter: &str,

@@ -30,7 +30,7 @@ pub fn names(rate: Rate) -> [String; 2] {
     [name::<Mlp>(rate), name::<Recommender>(rate)]
 }
 
-/// Returns both models' figures over a link with this rate between these hosts.
+/// Returns the figures of both models between the hosts, whose link has the given rate.
 pub fn figures(rate: Rate, hosts: Hosts) -> [Box<dyn Figure>; 2] {
     [
         Box::new(Trained::<Mlp> { rate, hosts, model: PhantomData }),
@@ -38,7 +38,7 @@ pub fn figures(rate: Rate, hosts: Hosts) -> [Box<dyn Figure>; 2] {
     ]
 }
 
-/// Returns the figure named `name` between these hosts, or `None` if there is none.
+/// Returns the figure `name` between the hosts, or `None` if there is none of this name.
 pub fn named(name: &str, hosts: Hosts) -> Option<Box<dyn Figure>> {
     let rate = name.rsplit('_').next()?.parse().ok()?;
     figures(rate, hosts).into_iter().find(|figure| figure.about().name == name)

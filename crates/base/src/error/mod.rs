@@ -109,7 +109,7 @@ pub enum Error {
         /// Advice on what to call instead.
         advice: &'static str,
     },
-    /// Because of its synchronization and aggregation, the variable does not support this operation in this context.
+    /// The variable does not support the operation in this context, because of its synchronization and aggregation.
     #[error(
         "{operation}: variable {variable} (synchronization {synchronization}, aggregation {aggregation}) does not \
          allow this in {found}; {advice}"
@@ -307,7 +307,7 @@ pub enum Error {
         #[source]
         source: Option<Box<Error>>,
     },
-    /// The strategy does not support this operation or setting.
+    /// The strategy does not support the operation or setting.
     #[error("{operation}: {strategy} does not support {what}; {advice}")]
     NotSupported {
         /// The function that was called.

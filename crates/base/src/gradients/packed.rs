@@ -38,7 +38,7 @@ impl PackWriter {
         &self.layout
     }
 
-    /// Creates a sender of these packs for a replica.
+    /// Creates the sender of the packs for a replica.
     pub(super) fn overlap_sender(
         &self,
         early: EarlySend,
@@ -182,7 +182,7 @@ impl PackedGradients {
         self.packs.get(index).filter(|pack| pack.len() == len)
     }
 
-    /// Returns those elements of a variable that these packs contain. Returns `None` if the dtype is different or the
+    /// Returns the elements of a variable that are in the packs. Returns `None` if the dtype is different or the
     /// variable is not in a pack.
     pub(crate) fn dense<T: Number>(&self, number: usize) -> Option<&[T]> {
         let PackOffset { pack, bytes } = match self.worker {

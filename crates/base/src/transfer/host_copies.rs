@@ -140,7 +140,8 @@ fn size(tensor: &Tensor) -> usize {
 mod tests {
     use super::*;
 
-    /// Keeps ids together with a copy that has other numbers, so that tests detect which of the two is read.
+    /// Returns host copies that contain one tensor of ids, and that tensor. The copy has other numbers than the tensor,
+    /// so that tests detect which of the two is read.
     fn inserted(ids: usize) -> (Arc<HostCopies>, Tensor) {
         let copies = HostCopies::new();
         let there = Tensor::zeros((ids / 4, 4), DType::U32, &Device::Cpu).unwrap();

@@ -33,7 +33,7 @@ fn doctor_describes_the_machine_and_advises_changes() {
     assert!(text.contains("warning: CANDLE_NUM_THREADS=8: ") && text.contains("Unset it"), "{text}");
 }
 
-/// Returns the command `distribute doctor` for worker 0 of a cluster of two workers at these ports.
+/// Returns the command `distribute doctor` for worker 0 of a cluster of two workers at the given ports.
 fn of_cluster(ports: &[Port; 2], arguments: &[&str]) -> Command {
     let [one, two] = ports.each_ref().map(Port::address);
     let task = r#"{"type": "worker", "index": 0}"#;

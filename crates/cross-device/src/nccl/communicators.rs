@@ -154,7 +154,7 @@ pub(super) fn sum<L: Library>(
     Ok(sums)
 }
 
-/// Creates communicators for these GPUs and links them. If linking fails or times out, aborts the communicators.
+/// Creates communicators for the given GPUs and links them. If linking fails or times out, aborts the communicators.
 fn linked<L: Library>(
     library: &'static L,
     gpus: &[usize],

@@ -64,7 +64,7 @@ impl Fault {
     }
 }
 
-/// Creates the error for a call that these GPUs have not completed in time.
+/// Creates the error for a call that the given GPUs have not completed in time.
 pub(super) fn timed_out(call: &'static str, gpus: &[usize], waited: Duration) -> CallError {
     let names = gpus.iter().map(|gpu| format!("GPU {gpu}")).collect::<Vec<_>>();
     CallError { call, reason: format!("{} has not finished within {waited:?}", names.join(", ")) }

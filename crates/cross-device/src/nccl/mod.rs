@@ -120,7 +120,7 @@ impl NcclAllReduce {
     }
 }
 
-/// Returns `true` if this build can link these devices with NCCL.
+/// Returns `true` if this build can link the given devices with NCCL.
 fn can_link(devices: &[DeviceName]) -> bool {
     cfg!(feature = "cuda") && support::gpus(devices).is_some()
 }
@@ -156,7 +156,7 @@ pub fn sum_on_gpus(
     sum(devices, &gpus, parts, timeout / 2)
 }
 
-/// Reduces values that have one part on each of these GPUs. For each value, returns one copy of the result per GPU.
+/// Reduces values that have one part on each of the given GPUs. For each value, returns one copy of the result per GPU.
 fn reduce_on_gpus(
     op: ReduceOp,
     devices: &[DeviceName],

@@ -21,7 +21,7 @@ pub(super) fn number(dtype: DType) -> Option<c_int> {
     }
 }
 
-/// Returns the indices of these GPUs if NCCL can link them: there must be several distinct GPUs and no other device.
+/// Returns the indices of the GPUs if NCCL can link the devices: they must be several distinct GPUs and nothing else.
 pub(super) fn gpus(devices: &[DeviceName]) -> Option<Vec<usize>> {
     let gpu = |device: &DeviceName| {
         (device.kind == DeviceKind::Gpu && device.server.is_none()).then_some(device.index)

@@ -14,8 +14,8 @@ fn numbers(n: usize) -> Tensor {
     Tensor::from_vec(values, (n, 3), &Device::Cpu).unwrap()
 }
 
-/// Returns the weights after training. With y = w x, the loss is = mean of (y - m)^4 + y, where m is the sum of y over
-/// the global batch divided by `global`.
+/// Returns the weights after training. With y = w x, the loss is the mean of (y - m)^4 + y, where m is the sum of y
+/// over the global batch divided by `global`.
 fn weights(
     strategy: &Strategy,
     examples: usize,

@@ -52,7 +52,7 @@ fn inputs(text: &Tensor) -> candle_core::Result<(Tensor, Tensor)> {
     Ok((text.narrow(1, 0, LENGTH)?, text.narrow(1, 1, LENGTH)?.flatten_all()?))
 }
 
-/// Returns the names of the variables that `train` changes, and of those that it does not change.
+/// Returns the names of the variables that `train` changes, and the names of the others.
 fn moved(variables: &Variables, train: impl FnOnce()) -> (Vec<String>, Vec<String>) {
     let values =
         || variables.names().into_iter().map(|name| flat(&variables.get(&name).unwrap())).collect::<Vec<_>>();

@@ -147,7 +147,8 @@ fn no_graph_mode(case: &Case, inputs: &Inputs<'_>) -> Found {
     Ok((outcome(case) != calls.as_object()).then(|| Difference::outcome("RUN-8", calls)))
 }
 
-/// VFF-3: TensorFlow's one-device and default strategies return the bare value. This crate's is always per replica.
+/// VFF-3: TensorFlow's one-device and default strategies return the bare value. In this crate, the value is always per
+/// replica.
 fn values_are_always_per_replica(case: &Case, inputs: &Inputs<'_>) -> Found {
     let Some(outcome) = outcome(case) else { return Ok(None) };
     if op(inputs) != "values_from_function" || outcome.get("is_per_replica") != Some(&json!(false)) {

@@ -1,4 +1,4 @@
-//! Kinds of errors, which TensorFlow's exception classes and this crate's errors are compared by.
+//! Kinds of errors, by which TensorFlow's exception classes are compared with this crate's errors.
 
 use distribute::cluster::{ClusterError, Fault};
 use distribute::variables::{VariableAggregation, VariableSynchronization};

@@ -56,7 +56,7 @@ impl Moments {
         if remove_mean { Ok(variance) } else { variance + (&self.mean + &self.rest)?.sqr()? }
     }
 
-    /// Returns the operation that normalizes `x` with these moments.
+    /// Returns the operation that normalizes `x` with the moments.
     pub(super) fn normalize(self, remove_mean: bool, eps: f64) -> Result<Normalize> {
         let inverse = (self.variance(remove_mean)? + eps)?.sqrt()?.recip()?;
         let Self { count, mean, rest, .. } = self;

@@ -168,8 +168,8 @@ impl BatchNorm {
         mine.normalize(self.remove_mean, self.eps())?.apply(x, &weight, &bias)
     }
 
-    /// Normalizes `x` with the moments over all replicas, of which `mine` are those of this replica. Updates the
-    /// running statistics.
+    /// Normalizes `x` with the moments over all replicas. `mine` are the moments of this replica. Updates the running
+    /// statistics.
     #[track_caller]
     fn train_over_replicas(
         &self,

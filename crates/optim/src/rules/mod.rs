@@ -17,7 +17,7 @@ use crate::{Averaged, Rule, RuleSpec};
 use std::sync::Arc;
 
 impl RuleSpec {
-    /// Creates the rule with these hyper-parameters, which may be out of range; see [`Rule::validate`].
+    /// Creates the rule with the specified hyper-parameters, which may be out of range; see [`Rule::validate`].
     pub fn rule(&self) -> Arc<dyn Rule> {
         match self.clone() {
             Self::Sgd(rule) => Arc::new(rule),

@@ -28,7 +28,7 @@ fn schedule(step: u64) -> f64 {
 }
 
 impl NAdam {
-    /// Returns the momentum of the step with this number, and the product of the momenta of all steps up to this one.
+    /// Returns the momentum of the step with number `step`, and the product of the momenta of all steps up to it.
     fn momentum(&self, step: u64) -> (f64, f64) {
         let scheduled = PRODUCTS[usize::try_from(step).unwrap_or(SCHEDULED).min(SCHEDULED)];
         let power = self.beta1.powi(i32::try_from(step).unwrap_or(i32::MAX));

@@ -114,7 +114,7 @@ fn table() -> impl Strategy<Value = Table> {
     })
 }
 
-/// Returns a gradient with these rows, and zeros elsewhere.
+/// Returns a dense gradient of `len` elements: `grads` in the given rows, and zeros elsewhere.
 fn scatter<F: Float>(len: usize, row_len: usize, rows: &[usize], grads: &[F]) -> Vec<F> {
     let mut dense = vec![F::ZERO; len];
     for (&row, grad) in rows.iter().zip(grads.chunks(row_len)) {
@@ -198,7 +198,7 @@ proptest! {
         }
     }
 
-    /// Checks that updates in f32 equal those in f64, within the precision of f32.
+    /// Checks that updates in f32 equal updates in f64, within the precision of f32.
     #[test]
     fn f32_follows_f64((var, grads) in trajectory(16)) {
         // Numbers that f32 holds exactly, and gradients away from 0, where Adam's ratio jumps.

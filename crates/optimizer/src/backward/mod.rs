@@ -1,5 +1,4 @@
-//! A backward pass over candle's graph, with correct gradients for operations for which those of candle 0.11 are wrong
-//! or missing.
+//! A backward pass over candle's graph, which also computes the gradients that are wrong or missing in candle 0.11.
 //!
 //! For pooling, upsampling, scattering, 1-d convolutions and ties of `max`, candle's own `Tensor::backward` silently
 //! computes different gradients than PyTorch and TensorFlow (docs/reference/gradients.md contains a table). This pass

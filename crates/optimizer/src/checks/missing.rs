@@ -30,7 +30,7 @@ pub(crate) struct MissingReport {
 /// The likely cause of missing gradients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Cause {
-    /// Only the last layers, with these names, have gradients.
+    /// Only the last layers, which have the given names, have gradients.
     DetachedLayers(Vec<String>),
     /// Queries and keys of attention layers have no gradients.
     Attention,

@@ -1,4 +1,4 @@
-//! Gradients of each variable that are added up, opened for reading.
+//! The gradients of each variable that a step adds up, opened for reading.
 
 use crate::gradients::row_len;
 use crate::parameters::Parameters;

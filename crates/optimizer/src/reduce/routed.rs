@@ -72,9 +72,9 @@ pub(crate) fn exchange<'b>(
     Ok(())
 }
 
-/// Adds to `mine`, the sums of squares of this worker's gradients, those of the rows that other workers own. The result
-/// is in the order of rows, so its total is bit-identical to that of a single worker. `calling` is called only if a
-/// variable has such rows; if it returns `None`, there are no other workers.
+/// Adds the sums of squares of the rows that other workers own to `mine`, which contains those of this worker's rows.
+/// The result is in the order of rows, so its total is bit-identical to that of a single worker. `calling` is called
+/// only if a variable has such rows; if it returns `None`, there are no other workers.
 ///
 /// # Errors
 ///

@@ -135,8 +135,8 @@ fn describe_variable(variable: &Var) -> String {
     Leaf::Candle(variable.as_tensor().clone()).describe()
 }
 
-/// Replaces addresses in a text, such as those of functions. They differ between processes, whose settings would
-/// otherwise never be equal.
+/// Replaces addresses in a text, such as the addresses of functions. They differ between processes, so the workers'
+/// settings would otherwise never be equal.
 // INV-26
 fn without_addresses(text: &str) -> String {
     let mut parts = text.split("0x");

@@ -99,12 +99,11 @@ impl Checkpointed for ParameterServerStrategy {
     }
 }
 
-/// The state that is specific to this kind of strategy.
+/// The state that only this kind of strategy has.
 struct Inner {
     servers: Arc<ParameterServers>,
     /// The tasks in other processes; `None` if there are none.
     others: Option<Servers>,
-    /// The settings of the strategy.
     settings: ParameterServerStrategyBuilder,
     /// The coordinator of the strategy's workers, if there is one.
     coordinator: Mutex<Weak<dyn Any + Send + Sync>>,
@@ -173,7 +172,6 @@ impl ParameterServerStrategy {
         &self.1.servers
     }
 
-    /// Returns the settings of the strategy.
     pub(crate) fn settings(&self) -> &ParameterServerStrategyBuilder {
         &self.1.settings
     }

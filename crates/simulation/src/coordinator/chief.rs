@@ -66,7 +66,7 @@ pub enum Follow {
     Works { conn: Conn, session: u64 },
 }
 
-/// Creates a call to the closure or resource with this index in the program.
+/// Creates a call to the closure or resource that has the index `number` in the program.
 pub fn call(number: usize, resources: impl Iterator<Item = ResourceId>) -> Call {
     let function = FunctionId { name: "f".to_owned(), source: 0 };
     let number = Argument::Value(bytes(number as u64));

@@ -44,7 +44,7 @@ impl World {
         }
     }
 
-    /// Returns the resources with these indices in the program, or `None` if one of them does not exist.
+    /// Returns the resources that have the indices `uses` in the program, or `None` if one of them does not exist.
     fn resources(&self, chief: usize, uses: &[usize]) -> Option<Vec<ResourceId>> {
         uses.iter().map(|which| self.chiefs[chief].resources[*which]).collect()
     }

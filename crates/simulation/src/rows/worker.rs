@@ -184,7 +184,7 @@ impl World {
         self.send_round(number, round);
     }
 
-    /// Sends a change to the servers to which this worker sends changes. Each server gets its changes from one worker.
+    /// Sends a change to the servers that get their changes from this worker. For each server, only one worker does so.
     fn send_changes(&mut self, number: usize, ids: &[i64]) {
         for server in (number..self.plan.servers).step_by(self.plan.workers) {
             let of_server: Vec<i64> =

@@ -304,8 +304,7 @@ impl MultiWorkerMirroredStrategyBuilder {
         Ok(Some(server_settings(of, &self.job, &self.credentials, self.join_timeout)))
     }
 
-    /// Returns a builder with the same settings for a worker of a group, without those of the cluster and of
-    /// connections.
+    /// Returns a builder for a worker of a group, with the same settings except for the cluster and the connections.
     pub(super) fn of_group(&self, group: Group, servers: Option<ServerSettings>) -> Self {
         let Self { options, checksums, check_drift_every, compression, local_steps, tables, .. } = *self;
         Self {

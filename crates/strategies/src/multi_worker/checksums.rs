@@ -30,10 +30,7 @@ impl MultiWorkerMirroredStrategyBuilder {
     }
 }
 
-/// Returns the program's setting, or that of the environment if the program sets none; `None` if neither sets one.
-///
-/// # Errors
-/// - [`Error::InvalidArgument`]: the environment variable is not the name of a setting.
+/// Returns the setting of the program, or else that of the environment; `None` if neither is set.
 pub(super) fn checksums(of_program: Option<Checksums>) -> Result<Option<Checksums>> {
     choose(of_program, std::env::var(VARIABLE).ok())
 }

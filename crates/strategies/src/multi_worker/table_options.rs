@@ -72,7 +72,7 @@ impl TableOptions {
         Ok(())
     }
 
-    /// Returns the form in which the values of a table of this size are stored.
+    /// Returns the format in which values of a table of `bytes` bytes are stored.
     pub(super) fn format_of(self, bytes: usize) -> RowFormat {
         if bytes >= self.min_bytes { self.format } else { RowFormat::Full }
     }

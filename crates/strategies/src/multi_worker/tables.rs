@@ -69,7 +69,8 @@ pub(super) fn server_settings(
 }
 
 impl SharedTables {
-    /// Starts this worker's service, and connects to those of the others. All workers must make this call.
+    /// Starts this worker's service, and connects to the services of the other workers. All workers must make this
+    /// call.
     ///
     /// # Errors
     /// - [`Error::Worker`]: this or another worker cannot listen.

@@ -25,7 +25,7 @@ impl Trainer<'_> {
     }
 
     // PSV1-1
-    /// Returns an error if the workers of the strategy do not support these settings.
+    /// Returns an error if the workers of the strategy do not support the settings.
     ///
     /// Independent workers are at different steps. One worker's backup does not contain the state of the others, and
     /// restoring it would overwrite their updates. Workers that wait for a coordinator would wait forever.

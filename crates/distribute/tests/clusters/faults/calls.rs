@@ -109,7 +109,7 @@ fn t7_every_pair_of_different_calls_names_both_replicas_calls_lines_step_and_rem
     });
 }
 
-/// Makes these calls, one after the other.
+/// Makes the given calls, one after the other.
 fn program(ctx: &ReplicaContext, calls: &[Call]) -> Result<()> {
     calls.iter().try_for_each(|call| call(ctx))
 }

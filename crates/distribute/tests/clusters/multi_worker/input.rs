@@ -30,7 +30,7 @@ fn steps(data: &DistributedDataset<HostTensor>) -> Result<Vec<Vec<Ids>>> {
     data.iter().map(ids).collect()
 }
 
-/// Returns the ids of all replicas, by step and replica, given those of each worker.
+/// Joins the ids that each worker reported: returns those of all replicas, by step and replica.
 fn all_workers(workers: &[Vec<Vec<Ids>>]) -> Vec<Vec<Ids>> {
     let count = workers[0].len();
     assert!(workers.iter().all(|steps| steps.len() == count), "{workers:?}");

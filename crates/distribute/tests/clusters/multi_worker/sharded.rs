@@ -66,7 +66,7 @@ fn doubles_micro_batches_and_every_part_of_a_model_give_the_same_bits() {
     assert_all_train_equally(Plan { parts: ALL, sharded: true, ..Plan::new(13, 9) }, rules::Adam::default());
 }
 
-/// Checks that norms are those of complete gradients, independent of the partition.
+/// Checks transforms that depend on norms: these must be the norms of complete gradients, whatever the partition.
 #[test]
 fn clipping_by_norms_and_decay_give_the_same_bits() {
     for dtype in [DType::F32, DType::F64] {

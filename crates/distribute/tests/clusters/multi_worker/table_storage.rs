@@ -188,7 +188,7 @@ fn cached_rows_lack_as_many_steps_as_the_bound_permits() {
     });
 }
 
-/// Checks that counters never fall, and that saved bytes are those that a message would have had.
+/// Checks the counters of caches: they never fall, and saved bytes are the size that a message would have had.
 #[test]
 fn the_use_of_caches_still_counts_when_a_model_is_dropped() {
     watched(|| {

@@ -106,7 +106,7 @@ impl Job {
         self
     }
 
-    /// Makes the others continue after a second without a lost worker.
+    /// Makes the other workers continue without a lost worker after one second.
     pub fn impatient(mut self) -> Self {
         self.tasks.iter_mut().for_each(|task| task.shrink_after = Duration::from_secs(1));
         self

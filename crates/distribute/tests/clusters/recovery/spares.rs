@@ -65,8 +65,8 @@ fn kill(job: &mut Job, worker: usize) {
     job.wait_for_exit(worker);
 }
 
-/// Waits until these tasks have exited with the weights of a training without interruption, in the given generation of
-/// the group.
+/// Waits until the workers `members` have exited with the weights of an uninterrupted training, in the given generation
+/// of the group.
 fn end(mut job: Job, members: &[usize], generation: u64) {
     let undisturbed = undisturbed(matrix::WORKER);
     for worker in members {

@@ -69,7 +69,7 @@ fn wait(gone: &Receiver<()>) {
     gone.recv_timeout(Duration::from_secs(100)).unwrap();
 }
 
-/// Starts a thread that follows instructions.
+/// Starts a thread that reads the test's instructions from standard input and follows them.
 fn listen(go: Sender<()>, disk: Arc<Disk>) {
     std::thread::spawn(move || {
         for line in stdin().lock().lines().map_while(std::result::Result::ok) {

@@ -300,7 +300,8 @@ fn a_dataset_can_be_kept_as_a_value() {
     });
 }
 
-/// Checks that batches that a function takes one by one end in the same way as those of calls.
+/// Checks that a function that takes batches one by one sees their end: `next_or_end` returns `None`, and `next` an
+/// error.
 #[test]
 fn the_end_is_an_error_or_none() {
     #[distribute::remote]

@@ -214,7 +214,8 @@ fn a_scheduled_function_that_creates_a_variable_fails_at_once_with_advice() {
     });
 }
 
-/// Checks that the variable is awaited only once: earlier, it was awaited to find it, and again to check it.
+/// Checks that the wait for a missing variable takes one timeout. It once took two: one to find the variable, and one
+/// to check it.
 #[test]
 fn a_variable_that_is_never_created_is_awaited_until_the_timeout() {
     watched(|| {

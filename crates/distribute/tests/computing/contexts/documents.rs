@@ -1,5 +1,5 @@
-//! Statements of the page of Strategy about `run`, `reduce`, `gather` and values that no other test checks as
-//! strictly.
+//! Tests of statements in the documentation of Strategy about `run`, `reduce`, `gather` and values, which no other test
+//! checks as strictly.
 
 use crate::contexts::{everywhere, mirrored, per_replica, tensor};
 use candle_core::{Device, Tensor};

@@ -1,4 +1,4 @@
-//! Statements of the page of ReplicaContext that no other test checks as strictly.
+//! Tests of statements in the documentation of ReplicaContext, which no other test checks as strictly.
 
 use crate::contexts::{bits, each, everywhere, has_others, is_other, mirrored, of_all, tensor};
 use distribute::cluster::Fault;

@@ -1,4 +1,5 @@
-//! Statements of the page of StrategyExtended about the strategy itself that no other test checks as strictly.
+//! Tests of statements in the documentation of StrategyExtended about the strategy itself, which no other test checks
+//! as strictly.
 
 use crate::contexts::{bits, central, everywhere, mirrored, on_one, per_replica, tensor};
 use candle_core::{DType, Tensor};

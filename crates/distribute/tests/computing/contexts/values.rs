@@ -1,4 +1,4 @@
-//! Distributed values, and those that a function creates.
+//! Distributed values, and values that a function creates for each replica.
 
 use crate::contexts::{each, everywhere, floats, of_all, one_device, per_replica, tensor};
 use distribute::context::{get_strategy, has_strategy};

@@ -62,7 +62,8 @@ fn limit(dtype: DType) -> f64 {
     if dtype == DType::F64 { 1e-12 } else { 1e-5 }
 }
 
-/// Compares results and gradients. The size of a tensor is that of its largest element, and at least 1.
+/// Checks that results and gradients are equal, up to [`limit`] times the largest element of the tensor or 1, if that
+/// is larger.
 fn assert_same(fast: &[Tensor], stock: &[Tensor], what: &str) {
     assert_eq!(fast.len(), stock.len(), "{what}");
     for (number, (fast, stock)) in fast.iter().zip(stock).enumerate() {

@@ -19,7 +19,7 @@ enum Right {
 }
 use Right::{Differences, Values, Zeros};
 
-/// A function that is differentiated, of some variables.
+/// A function of some variables, whose gradients are checked.
 type Function = Box<dyn Fn(&[Var]) -> Result<Tensor>>;
 
 /// A row of the table, with a function and its variables.

@@ -65,7 +65,7 @@ impl Module for Counted {
     }
 }
 
-/// The number of models that were built, and the number of those that exist.
+/// The number of models that have been built, and the number of models that exist now.
 #[derive(Clone, Default)]
 struct Counts {
     built: Arc<AtomicUsize>,

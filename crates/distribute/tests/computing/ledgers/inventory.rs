@@ -43,7 +43,7 @@ fn items(cell: &str) -> impl Iterator<Item = (&str, &str)> {
     })
 }
 
-/// Returns whether `rest` begins with exactly this name.
+/// Returns whether `rest` begins with `name`, and the name ends there.
 fn names(rest: &str, name: &str) -> bool {
     let after = rest.strip_prefix(name);
     after.is_some_and(|after| !after.starts_with(|c: char| c.is_alphanumeric() || c == '_'))

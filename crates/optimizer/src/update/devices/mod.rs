@@ -164,7 +164,8 @@ pub(crate) fn to_host(
     gradients.iter().zip(&parameters.variables).map(host).collect()
 }
 
-/// Reduces gradients on the host, copies those of variables on devices to the devices, and applies all of them.
+/// Reduces gradients on the host, copies the gradients of variables that are on devices to the devices, and applies all
+/// of them.
 fn apply_from_host(
     update: &Update<'_>,
     all: &Operands<'_>,
@@ -188,8 +189,8 @@ fn apply_from_host(
     })
 }
 
-/// Applies gradients on devices, and calls `on_host` to apply those on the host. All memory is allocated before the
-/// first write.
+/// Applies the gradients that are on devices, and calls `on_host` to apply the others. All memory is allocated before
+/// the first write.
 fn apply_mixed(
     update: &Update<'_>,
     gradients: &[Vec<Option<ReplicaGradient>>],

@@ -4,7 +4,7 @@ use super::program::{Call, Fault, Kind, Mistake, Program, Wrong};
 use distribute::Error;
 use distribute::cluster::{Blame, Fault as What};
 
-/// The result of one worker in the act with the fault.
+/// The result of one worker in the act in which the fault occurs.
 pub struct Told {
     pub worker: usize,
     /// The error, or `None` if the worker has none.

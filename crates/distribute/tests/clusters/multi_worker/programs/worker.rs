@@ -60,7 +60,7 @@ struct Kit<'a> {
     folder: PathBuf,
 }
 
-/// The fault of a replica in the act with the fault.
+/// The fault of a replica, for the act in which it occurs.
 #[derive(Clone, Copy)]
 struct Planted<'a> {
     fault: &'a Fault,

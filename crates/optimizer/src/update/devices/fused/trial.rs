@@ -135,7 +135,8 @@ fn ordinary<F: TrialNumber>(at: usize, input: usize) -> F {
     F::of(4. * draws(input).uniform(at as u64) - 2.)
 }
 
-/// Returns a number of one of the kinds, which depends only on the position and the index of the input.
+/// Returns a number that depends only on the position and the index of the input. It may be zero, infinite, NaN, tiny
+/// or huge: the first positions have all combinations of such kinds in three inputs.
 fn any_kind<F: TrialNumber>(at: usize, input: usize) -> F {
     let (least, most, _) = F::LIMITS;
     let number = ordinary::<F>(at, input);
