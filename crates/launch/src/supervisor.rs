@@ -315,8 +315,9 @@ impl Supervisor {
         actions.push(Action::Set(Timer::LeftOver, self.policy.grace));
     }
 
-    /// Ends the job if all remaining tasks that train may be unaware that it is over. The chief has notified all
-    /// others, which exit on their own. If any of these remain, starts the timer for the next check.
+    /// Ends the job if each remaining task that trains is suspended or was just restarted, and so may not know that the
+    /// job is over. Other tasks were notified by the chief and exit on their own: while any of them remain, starts the
+    /// timer for the next check.
     fn end_left_over(&mut self, actions: &mut Vec<Action>) {
         let left: Vec<_> =
             self.tasks.iter().filter(|known| trains(&known.task) && known.status != Status::Ended).collect();

@@ -16,7 +16,7 @@ pub struct GroupCall<'a> {
     session: &'a Session,
     statuses: Vec<ReplicaStatus>,
     timeout: Duration,
-    /// Whether the first round has completed, in which all workers agree on the call.
+    /// Whether the first round, in which all workers agree on the call, has completed.
     begun: bool,
 }
 

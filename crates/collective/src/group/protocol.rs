@@ -87,8 +87,9 @@ pub struct Protocol {
     session: SessionId,
     /// The number of the latest round that has begun, or that this worker has skipped.
     round: u64,
-    /// The number of rounds that this worker has aborted, in total and consecutively.
+    /// The total number of rounds that this worker has aborted.
     aborted: u64,
+    /// The number of consecutive rounds up to now that this worker has aborted.
     aborts_in_row: u64,
     /// Received frames of rounds that this worker has not begun.
     early: Vec<(usize, Frame)>,

@@ -25,8 +25,9 @@ pub struct BroadcastPool {
     state: Mutex<State>,
     commanded: Signal,
     finished: Signal,
-    /// Copies of `State::commands` and `State::unfinished`, which threads read without the lock while they spin.
+    /// A copy of `State::commands`, which threads read without the lock while they spin.
     commands: AtomicU64,
+    /// A copy of `State::unfinished`, for the same purpose.
     unfinished: AtomicU64,
     /// The number of commands that each member has seen. The thread that serves as a member holds that member's lock.
     commands_seen: Vec<Mutex<u64>>,

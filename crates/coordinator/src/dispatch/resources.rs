@@ -240,8 +240,9 @@ impl Resources {
         }
     }
 
-    /// Records that a worker has lost all its resources. If `keeps_failed` is `true`, the worker does not retry failed
-    /// ones. Otherwise two resources that both exceed their time limits would cause each other to be retried forever.
+    /// Records that a worker has lost all its resources. If `keeps_failed` is `true`, resources that the worker has
+    /// failed to create stay failed. This prevents two resources that both exceed their time limits from causing each
+    /// other to be retried forever.
     pub fn remove_worker(&mut self, worker: usize, keeps_failed: bool) {
         self.dropped[worker].clear();
         for resource in self.all.values_mut() {

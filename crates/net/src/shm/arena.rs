@@ -19,7 +19,7 @@ const STEPS: usize = 4;
 /// The maximum size in bytes of a segment with several blocks. A block of more than half this size has its own segment.
 const SEGMENT: usize = 1 << 20;
 
-/// The maximum number of segments. Each needs a file descriptor, and a process may often have only about a thousand of them.
+/// The maximum number of segments. Each needs a file descriptor, of which a process may often have only about 1000.
 const SEGMENTS: usize = 256;
 
 /// The maximum number of unused bytes to keep for later allocations.

@@ -39,6 +39,7 @@ pub struct Decoder {
     staged: Box<[u8]>,
     /// The start of the bytes in `staged` that were received and not taken yet.
     from: usize,
+    /// The end of these bytes.
     to: usize,
     header: Option<Header>,
     head: Part,

@@ -107,8 +107,9 @@ pub(crate) fn read(
 
 /// The state of reading a log, between two records.
 struct Reading<'a> {
-    /// The number of the next record, and the checksum of the previous one if it is known.
+    /// The number of the next record.
     number: u64,
+    /// The checksum of the previous record, if it is known.
     chain: Option<u32>,
     /// Whether the last record states that the log continues in another file.
     sealed: bool,

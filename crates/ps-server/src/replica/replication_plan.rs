@@ -26,8 +26,8 @@ pub(super) struct ReplicationPlan {
     phase: Phase,
     /// The random number of the follower's process to which this server was last connected.
     run: Option<u64>,
-    /// The greatest life of this server of which the follower has had a copy, and the names of the tables in it. It is
-    /// remembered until this server begins its life, because the follower may be lost before.
+    /// The latest life of this server of which the follower has had a copy, and the names of the tables in that copy.
+    /// They are remembered until this server begins its own life, because the follower may be lost before.
     seen: (u64, Vec<String>),
 }
 

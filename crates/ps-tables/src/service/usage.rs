@@ -36,7 +36,7 @@ pub enum Copies {
     Starting,
     /// One copy, because the replica is unavailable or still being transferred. Changes wait until it is complete.
     Alone,
-    /// Two copies.
+    /// Two copies: the replica is complete.
     Two,
 }
 
