@@ -266,8 +266,8 @@ impl Branches {
     }
 }
 
-/// Trains three ways: replica r uses the left part if `left[r]` is `true`, and otherwise the right one; one device
-/// computes the sum.
+/// Trains replicas, of which replica r uses the left part if `left[r]` is `true` and otherwise the right one, and one
+/// device on the mean of the same losses. Returns the initial model and both trained ones.
 fn train_branches<R: Rule + Clone + 'static>(
     rule: R,
     left: &[bool],

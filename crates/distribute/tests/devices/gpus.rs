@@ -1,5 +1,5 @@
-//! The same trainings on GPUs, if there are any: with the feature `cuda`, and with CUDA or the software implementation
-//! of `.ci/cuda-build`.
+//! The trainings of this program on GPUs, if there are any: with the feature `cuda`, and with CUDA or the software
+//! implementation of `.ci/cuda-build`.
 
 use super::training::{self, Trained, train};
 use candle_core::{Device, Tensor};

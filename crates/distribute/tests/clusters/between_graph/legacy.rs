@@ -1,4 +1,4 @@
-//! The legacy API, with the meaning that the page of TensorFlow 1.15 describes.
+//! The legacy API, whose meaning the documentation of TensorFlow 1.15 describes.
 
 use crate::between_graph::input::two;
 use crate::between_graph::support::worker;

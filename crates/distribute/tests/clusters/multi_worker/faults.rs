@@ -186,7 +186,7 @@ fn a_worker_that_has_ended_is_lost_to_the_others_at_once() {
     });
 }
 
-/// Checks the same after other calls, and also if the worker panics.
+/// Checks that the end of a worker is noticed at once after each of several kinds of calls, such as a save.
 #[test]
 fn a_worker_that_has_ended_after_a_training_is_lost_to_the_others_at_once() {
     use distribute::data::Dataset;

@@ -13,7 +13,7 @@ use distribute_testing::watched;
 use std::cell::Cell;
 use std::thread;
 
-/// The case of a test.
+/// A training in which weights drift, as a case of a test.
 #[derive(Clone, Copy)]
 struct Case {
     workers: usize,

@@ -18,7 +18,8 @@ fn usage(strategy: &Strategy) -> PrefetchUsage {
     strategy.extended().parameter_servers().unwrap().prefetch_usage()
 }
 
-/// Checks the same for workers without rows, micro-batches, and rules that change all rows.
+/// Checks that prefetching changes no weights, also with workers without rows, micro-batches, and rules that change all
+/// rows.
 // INV-102
 #[test]
 fn weights_are_bit_identical_with_prefetched_rows() {

@@ -235,8 +235,8 @@ fn assert_all_train_equally<R: Rule + Clone + 'static>(plan: Plan, rule: R) {
     assert_trains_equally(plan, rule, worlds(), true);
 }
 
-/// Acts like [`assert_all_train_equally`] for some worlds. If `one_device` is `false`, results are not compared with
-/// one device, because they depend on the split of a batch.
+/// Acts like [`assert_all_train_equally`] for the given worlds. If `one_device` is `false`, results are not compared
+/// with one device, because they depend on the split of a batch.
 pub(crate) fn assert_trains_equally<R: Rule + Clone + 'static>(
     plan: Plan,
     rule: R,

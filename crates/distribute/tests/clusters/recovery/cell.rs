@@ -41,7 +41,7 @@ pub enum When {
     /// The recovery after worker 1 was killed and replaced, while the others wait for its replacement to build the
     /// model.
     Recovering,
-    /// The same recovery, while the replacement receives the state.
+    /// The recovery after worker 1 was killed and replaced, while the replacement receives the state.
     TakingOver,
 }
 

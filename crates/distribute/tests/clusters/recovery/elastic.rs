@@ -17,7 +17,7 @@ use std::time::Duration;
 const EPOCHS: u64 = 4;
 const STEPS: u64 = 5;
 const ROWS: i64 = 60;
-/// A multiple of all numbers of workers, as a function that creates datasets requires.
+/// The global batch size. It is a multiple of every number of workers, which datasets from a function require.
 const BATCH: usize = 12;
 
 /// The kind of input.

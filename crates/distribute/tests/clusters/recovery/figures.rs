@@ -8,7 +8,7 @@ use std::time::Duration;
 const RESET: Duration = Duration::from_millis(200);
 /// The guaranteed time until a fault is noticed by missing heartbeats.
 const SILENCE: Duration = Duration::from_secs(3);
-/// The guaranteed time from there to the next step, without the start of a process.
+/// The guaranteed time from the moment when a fault is noticed to the next step, without the start of a process.
 const NEXT_STEP: Duration = Duration::from_secs(5);
 
 /// The times that were measured for a fault.

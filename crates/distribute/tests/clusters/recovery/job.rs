@@ -34,7 +34,7 @@ struct Process {
     stdin: ChildStdin,
 }
 
-/// The processes of a job, killed when dropped.
+/// The processes of a job, which are killed on drop.
 pub struct Job {
     /// The test that runs a worker in a separate process.
     test: &'static str,
@@ -92,7 +92,8 @@ impl Job {
         self
     }
 
-    /// Makes the workers share the given number of logical replicas, and continue after a second without a lost worker.
+    /// Makes the workers share the given number of logical replicas, and continue without a lost worker after one
+    /// second.
     pub fn logical(mut self, replicas: usize) -> Self {
         self.tasks.iter_mut().for_each(|task| {
             (task.logical, task.shrink_after) = (Some(replicas), Duration::from_secs(1));

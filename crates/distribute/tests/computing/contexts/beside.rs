@@ -1,4 +1,5 @@
-//! Models that are created inside `colocate_vars_with`, which the page of StrategyExtended describes for variables.
+//! Models that are created inside `colocate_vars_with`, which the documentation of StrategyExtended describes for
+//! variables.
 
 use crate::contexts::{bits, everywhere, mirrored, on_one, tensor};
 use candle_core::{Device, Module, ModuleT, Tensor};

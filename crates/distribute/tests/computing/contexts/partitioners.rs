@@ -1,5 +1,5 @@
-//! Statements of the page of the runner's `ParameterServerStrategy`: the partition of variables, and the properties of
-//! the cluster.
+//! Tests of statements in the documentation of the runner's `ParameterServerStrategy` about the partition of variables
+//! and the properties of the cluster.
 
 use crate::contexts::{everywhere, servers};
 use crate::support::log_of;

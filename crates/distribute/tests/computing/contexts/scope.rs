@@ -1,4 +1,4 @@
-//! Statements of the page of Strategy about `scope` that no other test checks as strictly.
+//! Tests of statements in the documentation of Strategy about `scope`, which no other test checks as strictly.
 
 use crate::contexts::{central, everywhere, mirrored, servers, tensor};
 use candle_core::{Module, Tensor};

@@ -1,4 +1,4 @@
-//! Members on the page of StrategyExtended that no other test checks as strictly.
+//! Tests of the methods in the documentation of StrategyExtended that no other test checks as strictly.
 
 use crate::contexts::{bits, each, everywhere, mirrored, on_one, per_replica, tensor};
 use candle_core::Tensor;
