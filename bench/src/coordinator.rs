@@ -43,7 +43,7 @@ pub fn figures() -> Vec<Box<dyn Figure>> {
     all.into_iter().map(|work| Box::new(work) as Box<dyn Figure>).collect()
 }
 
-/// The recommender, which a worker keeps as a resource.
+/// The recommender and its optimizer, which a worker keeps as a resource.
 struct Kept {
     model: Replicated<Recommender>,
     optimizer: Sgd,

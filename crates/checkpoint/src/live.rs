@@ -9,8 +9,8 @@ pub type SourceError = Box<dyn std::error::Error + Send + Sync>;
 /// Tensors that the program changes while it runs, behind one lock: the weights of a layer, for example.
 ///
 /// A save in the background needs the values at the time of its call. It holds the tensors, copies them while the
-/// program continues, and releases them. A change of a tensor waits until its copy is complete. The program needs no
-/// other synchronization with saves, because they use the tensors' own lock.
+/// program continues, and then releases them. A change of any of them waits until all of them have been copied. The
+/// program needs no other synchronization with saves, because they use the tensors' own lock.
 pub trait LiveTensors: Send + Sync {
     /// Returns a guard. Nothing can change the tensors until the guard is dropped.
     ///

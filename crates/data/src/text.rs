@@ -93,7 +93,7 @@ impl LinesStage {
         Ok((read > 0).then_some(line))
     }
 
-    /// Skips the rest of a line, and returns its length in bytes.
+    /// Skips the rest of a line. Returns the number of skipped bytes, including the line break.
     fn pass_line(&mut self) -> Result<u64> {
         self.text.skip_until(b'\n').map(|read| read as u64).map_err(|e| self.file.io_error(e))
     }

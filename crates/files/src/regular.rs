@@ -14,10 +14,10 @@ pub fn open(path: impl AsRef<Path>) -> io::Result<File> {
     open_checked(path.as_ref(), regular)
 }
 
-/// Opens a file for reading if `fits` accepts its type. Links are followed.
+/// Opens a file for reading if `fits` accepts its type. Links are followed. Never blocks.
 ///
 /// # Errors
-/// Returns the error of `fits`, and any error of the operating system. This never blocks.
+/// Returns the error of `fits`, and any error of the operating system.
 pub fn open_checked(path: &Path, fits: impl Fn(FileType) -> io::Result<()>) -> io::Result<File> {
     // Checked first: opening a pipe and closing it again would end the program that writes to it.
     fits(fs::metadata(path)?.file_type())?;
@@ -27,22 +27,23 @@ pub fn open_checked(path: &Path, fits: impl Fn(FileType) -> io::Result<()>) -> i
     Ok(file)
 }
 
-/// Opens a lock file. If the file doesn't exist, it is created and made accessible only to its owner. Existing contents
-/// are kept.
+/// Opens a lock file. Never follows a link, because locking its target would lock another file, and never blocks. If
+/// the file doesn't exist, it is created; on Unix, it is accessible only to its owner. Existing contents are kept.
 ///
 /// # Errors
-/// - [`InvalidInput`](io::ErrorKind::InvalidInput): the path does not refer to a file, or it is a link. A link is not
-///   followed, because locking its target would lock another file. This never blocks.
+/// - [`InvalidInput`](io::ErrorKind::InvalidInput): the path is a link, or refers to something other than a file, such
+///   as a named pipe.
 /// - Any error of the operating system.
 pub fn open_lock(path: impl AsRef<Path>) -> io::Result<File> {
     own(path.as_ref(), private().read(true).write(true).truncate(false))
 }
 
-/// Opens a file for appending. If the file doesn't exist, it is created and made accessible only to its owner.
+/// Opens a file for appending. Never follows a link, and never blocks. If the file doesn't exist, it is created; on
+/// Unix, it is accessible only to its owner.
 ///
 /// # Errors
-/// - [`InvalidInput`](io::ErrorKind::InvalidInput): the path does not refer to a file, or it is a link, which is not
-///   followed. This never blocks.
+/// - [`InvalidInput`](io::ErrorKind::InvalidInput): the path is a link, or refers to something other than a file, such
+///   as a named pipe.
 /// - Any error of the operating system.
 pub fn open_append(path: impl AsRef<Path>) -> io::Result<File> {
     own(path.as_ref(), private().append(true))
@@ -56,7 +57,7 @@ pub fn open_own(path: impl AsRef<Path>, writes: bool) -> io::Result<File> {
     own(path.as_ref(), options(true).read(true).write(writes))
 }
 
-/// Returns options that create a file accessible only to its owner.
+/// Returns options that create a file, on Unix accessible only to its owner.
 fn private() -> OpenOptions {
     let mut options = options(true);
     #[cfg(unix)]
@@ -78,7 +79,7 @@ fn own(path: &Path, options: &OpenOptions) -> io::Result<File> {
     }
 }
 
-/// Creates a folder and its parents, accessible only to their owner. Existing folders are not changed.
+/// Creates a folder and its parents, on Unix accessible only to their owner. Existing folders are not changed.
 ///
 /// # Errors
 /// Returns any error of the operating system.

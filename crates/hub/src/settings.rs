@@ -114,13 +114,14 @@ impl Hub {
         Ok(self)
     }
 
-    /// Sets the token for private and gated repositories; `None` sends none. By default it is `HF_TOKEN` or, if that is
-    /// not set, the contents of the file `HF_TOKEN_PATH` or `$HF_HOME/token`.
+    /// Sets the token for private and gated repositories; `None` sends none. The default is the value of `HF_TOKEN` or,
+    /// if that is not set, the contents of the file that `HF_TOKEN_PATH` names, or else of `$HF_HOME/token`.
     ///
     /// The token is sent to the hub alone, over https or to an address of this machine.
     ///
     /// # Errors
-    /// - [`Error::Invalid`]: the token has characters that no token has. The error does not contain it.
+    /// - [`Error::Invalid`]: the token contains characters that are not allowed in a token. The error does not contain
+    ///   the token.
     pub fn token(mut self, token: Option<&str>) -> Result<Self> {
         self.token = token.map(|token| Token::parse("the token", token)).transpose()?;
         Ok(self)

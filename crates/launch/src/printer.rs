@@ -52,7 +52,7 @@ impl Item {
     }
 }
 
-/// The number of dropped lines and bytes of one stream.
+/// The dropped output of one stream: the number of lines, and their length in bytes with line breaks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Dropped {
     pub lines: u64,

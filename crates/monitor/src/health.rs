@@ -10,6 +10,7 @@ const HUNG: f64 = 60.;
 const STALE: f64 = 10.;
 
 /// Checks that the process is not hung. A process that waits for other processes is not hung.
+///
 /// # Errors
 /// Returns the reason if the process is hung, so that a restart may help.
 pub(crate) fn alive(report: &Report) -> Result<(), String> {

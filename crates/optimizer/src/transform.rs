@@ -122,8 +122,8 @@ impl Transform {
         matches!(self.0, TransformKind::WeightDecay(_))
     }
 
-    /// Returns the closure of [`Transform::each`]; `None` for other transforms. Only closures need complete gradients:
-    /// all other transforms change one element at a time.
+    /// Returns the closure of [`Transform::each`]; `None` for other transforms. Only a closure gets complete gradients
+    /// as its argument. All other transforms are applied element by element, once the norms that they need are known.
     pub(crate) fn closure(&self) -> Option<&GradientFn> {
         match &self.0 {
             TransformKind::Each(change) => Some(&**change),

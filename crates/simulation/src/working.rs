@@ -294,8 +294,8 @@ impl Working {
         }
     }
 
-    /// Continues the handshake of a connection that is not a link. When it is complete, accepts the process at the
-    /// other end as a spare, or rejects it. Records it if it waits for the next world.
+    /// Continues the handshake of a connection that is not a link. When the handshake is complete, accepts the process
+    /// at the other end as a spare, or rejects it. If the process waits for the next world, records since when.
     fn answer(&mut self, context: &mut Context<'_>, conn: Conn, bytes: &[u8]) {
         let hides = context.has(Planted::EarlyUnsaid);
         let now = context.now();

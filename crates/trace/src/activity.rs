@@ -54,8 +54,8 @@ fn call(args: &str) -> Option<String> {
     Some(args.get("call")?.as_str()?.to_string())
 }
 
-/// Records the current activity of a replica: the name, the arguments and the start time of the part in which it is.
-/// `None` means that the replica is in no part.
+/// Records the slice that a replica is in: its name, its arguments and its start time in nanoseconds. `None` means that
+/// the replica is in no slice.
 pub(super) fn set_activity(replica: (u64, u64), part: Option<(&'static str, &str, u64)>) {
     let now = part.map(|(name, args, since)| CurrentActivity { name, args: args.to_string(), since });
     let before = std::mem::replace(&mut lock(&REPLICAS).entry(replica).or_default().now, now);

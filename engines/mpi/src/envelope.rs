@@ -60,6 +60,7 @@ struct Partial {
 
 impl Assembly {
     /// Adds the next message. Returns the frame if this message completes it, and `None` if more must follow.
+    ///
     /// # Errors
     /// Returns an [`EnvelopeError`] if the message cannot follow the earlier ones.
     pub fn add(&mut self, message: Bytes) -> Result<Option<Frame>, EnvelopeError> {

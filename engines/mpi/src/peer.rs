@@ -69,6 +69,7 @@ impl Peer {
 
     /// Starts to send a frame. A process that has sent its final message is sent only a final message, for which it is
     /// waiting, and a lost process is sent nothing.
+    ///
     /// # Errors
     /// Returns MPI's error, as the reason why the process is lost.
     pub fn send(&mut self, library: &mut Library, frame: Frame) -> Result<(), String> {
@@ -86,6 +87,7 @@ impl Peer {
     }
 
     /// Continues the running operations. Returns a frame if one has been received completely, and otherwise `None`.
+    ///
     /// # Errors
     /// Returns the reason why the process is lost: an error of MPI, or a malformed message.
     pub fn turn(&mut self, library: &mut Library) -> Result<Option<Frame>, String> {

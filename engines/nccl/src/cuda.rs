@@ -55,6 +55,7 @@ impl Cuda {
     }
 
     /// Returns whether NCCL has completed the last operation, which the function `call` started.
+    ///
     /// # Errors
     /// Returns an error of `call` if the operation has failed, of `ncclAllReduce` if there is no communicator, and of
     /// `ncclCommGetAsyncError` if NCCL does not return a status.

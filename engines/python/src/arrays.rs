@@ -63,6 +63,7 @@ macro_rules! numbers {
 pub(crate) use numbers;
 
 /// Returns the dtype that numpy calls `name`.
+///
 /// # Errors
 /// - [`Error::Argument`]: there is no such dtype, or numpy has no equivalent.
 pub fn dtype_of(name: &str) -> Result<DType> {
@@ -107,7 +108,8 @@ pub fn tensor(value: &Bound<'_, PyAny>, dtype: Option<DType>) -> PyResult<HostTe
     numbers!(dtype, T => copy::<T>(&array, dims), other => Err(unsupported(other).raise(py)))
 }
 
-/// Returns ids, and the shape in which they were given, from anything that numpy can convert to integers.
+/// Returns ids, and the shape in which they were given, from anything that numpy converts to an array of integers. An
+/// empty array may have any dtype. Returns an error for all other dtypes, such as floats.
 pub fn ids(value: &Bound<'_, PyAny>) -> PyResult<(Vec<i64>, Vec<usize>)> {
     let py = value.py();
     let array = py.import("numpy")?.call_method1("asarray", (value,))?;

@@ -58,6 +58,7 @@ pub fn list(calls: &Calls) -> Result<Vec<(usize, TableInfo)>> {
 
 impl Shards {
     /// Finds a variable among the tables of all servers. Returns `None` if there is none of this name.
+    ///
     /// # Errors
     /// - [`Error::Other`]: the tables of this name are not all parts of one variable.
     pub fn find(name: &str, strategy: PartitionStrategy, all: &[(usize, TableInfo)]) -> Result<Option<Self>> {
@@ -106,6 +107,7 @@ impl Shards {
     }
 
     /// Creates a variable, or finds the existing one if it was created with the same arguments.
+    ///
     /// # Errors
     /// - [`Error::Argument`]: the shape is too large.
     /// - [`Error::Channel`]: a server has another variable of this name, or does not respond.
@@ -255,7 +257,7 @@ impl Shards {
         Ok(value.take_rows(&rows)?)
     }
 
-    /// Joins the tensors of all shards, in their order, into one of the complete variable.
+    /// Joins the tensors of all shards, in the order of the shards, into the tensor of the complete variable.
     pub fn whole(&self, mut parts: Vec<HostTensor>) -> Result<HostTensor> {
         let partition = self.partition("pull")?;
         match parts.pop() {

@@ -39,6 +39,7 @@ impl Idle {
 }
 
 /// Gives work to an idle thread, or to a new one if none is idle.
+///
 /// # Errors
 /// Returns the system's error if a new thread cannot be started.
 fn start(work: Work) -> std::io::Result<()> {

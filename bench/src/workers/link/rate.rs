@@ -17,7 +17,7 @@ pub enum Rate {
 /// The units in bits per second, largest first.
 const UNITS: [(&str, u64); 3] = [("gbit", 1_000_000_000), ("mbit", 1_000_000), ("kbit", 1_000)];
 
-/// The range of valid rates. A rate below the slowest modem or above the fastest card is considered a mistake.
+/// The range of valid rates, in bits per second. A rate outside it is probably a typing error.
 const RATES: std::ops::RangeInclusive<f64> = 8e3..=1e12;
 
 impl Rate {

@@ -167,7 +167,8 @@ fn bytes_of((dtype, elements): (DType, usize)) -> usize {
     elements * dtype.size_in_bytes()
 }
 
-/// Returns the size in bytes at which no more variables are added to a pack of variables of the given sizes.
+/// Returns the size in bytes at which a pack is full: no variable is added to a pack that has reached it. `sizes`
+/// contains the dtype and the number of elements of each variable in the layout.
 fn closed_at(sizes: impl Iterator<Item = (DType, usize)>) -> usize {
     PACK.max(sizes.map(bytes_of).sum::<usize>().div_ceil(MOST_PACKS))
 }

@@ -51,7 +51,8 @@ impl Rows {
         }
     }
 
-    /// Adds other rows of the same table. Both sets of rows must be on the host.
+    /// Adds other rows of the same table. Returns `self` unchanged if either is on a device, or if its elements do not
+    /// have type `T`.
     pub(super) fn add<T: Number>(self, other: Self) -> Self {
         let (Some(mine), Some(others)) = (self.elements::<T>(), other.elements::<T>()) else {
             return self;
@@ -101,7 +102,8 @@ impl Rows {
         Ok(Self::new(take(&self.rows, positions, 1), values))
     }
 
-    /// Adds the rows to `table`, which contains all elements of the table. Both must be on the host.
+    /// Adds the rows to `table`, which contains all elements of the table. Does nothing if the rows are on a device, or
+    /// if their elements do not have type `T`.
     pub fn add_to<T: Number>(&self, table: &mut [T]) {
         let values = self.elements::<T>().unwrap_or_default();
         let Some(width) = values.len().checked_div(self.rows.len()).filter(|width| *width > 0) else {

@@ -193,8 +193,8 @@ impl Round {
         self.expired.is_some()
     }
 
-    /// Returns whether the round cannot complete because a worker became unreachable before making the call, to this
-    /// worker or another one.
+    /// Returns whether the round cannot complete because a worker became unreachable, to this worker or to another one,
+    /// before it made the call.
     pub fn has_lost(&self) -> bool {
         self.their_loss.is_some() || self.lost().is_some()
     }

@@ -78,20 +78,21 @@ impl<C> CommunicatorSets<C> {
 
 /// Sums `parts[replica][number]` over the replicas. Each replica gets its own copy of the sums.
 ///
-/// When this returns, the sums have been enqueued on the GPUs, like all computations of candle. Waiting for that takes
-/// no longer than `patience`; after a failure, aborting takes no longer than half of `patience`. If a sum hangs in a
-/// GPU's queue, this is detected only when a program reads the sum.
+/// Waits for at most `patience` until the sums have been enqueued on the GPUs; like all computations of candle, they
+/// are then executed asynchronously. After a failure, aborting takes no longer than half of `patience`. If a sum hangs
+/// in a GPU's queue, this is detected only when a program reads the sum.
 ///
 /// # Errors
 ///
-/// - [`Fault::Parts`]: the replicas' parts differ.
+/// - [`Fault::Parts`]: the number of replicas is not that of the GPUs, or the parts of two replicas differ in number,
+///   shape or dtype.
 /// - [`Fault::Busy`]: another sum of this process takes too long. Nothing has changed.
 /// - [`Fault::Candle`]: memory could not be allocated, and nothing has changed; or recording events failed after the
 ///   sums were enqueued.
 /// - [`Fault::Link`]: the GPUs cannot be linked. The next sum tries again.
 /// - [`Fault::Sum`], [`Fault::TimedOut`]: a call failed or timed out. All later sums on these GPUs return
 ///   [`Fault::Abandoned`].
-/// - [`Fault::Abandoned`]: an earlier call has failed.
+/// - [`Fault::Abandoned`]: an earlier call on these GPUs has failed or timed out.
 pub(super) fn sum<L: Library>(
     library: &'static L,
     sets: &CommunicatorSets<L::Communicators>,
@@ -238,7 +239,8 @@ fn each(
     all.iter().map(|list| list.iter().map(&make).collect()).collect()
 }
 
-/// Checks that all replicas have the same number of parts, with equal shapes and dtypes.
+/// Checks that each GPU has a replica, and that all replicas have the same number of parts, with equal shapes and
+/// dtypes.
 fn check(gpus: &[usize], parts: &[Vec<Tensor>]) -> Result<(), Fault> {
     let wrong = |what: String| Err(Fault::Parts(what));
     if gpus.len() != parts.len() {

@@ -204,7 +204,8 @@ impl<T: Nest> WorkerPass<T> {
     }
 }
 
-/// Deals files to the workers whose counts ask for them. Returns the answer to each of these workers.
+/// Deals files to the workers whose counts ask for them. Returns an answer for each worker; `None` if the worker did
+/// not ask.
 pub(super) fn round(dealer: &mut Dealer, counts: &[StepCounts]) -> Result<Vec<Option<NewFiles>>> {
     let needs: Vec<bool> =
         counts.iter().map(|counts| counts.needs_file > 0 || counts.lacks_file > 0).collect();

@@ -94,7 +94,9 @@ impl Selected {
         self.columns.iter().filter_map(column).collect()
     }
 
-    /// Finds the arrays of the leaves that were read. The structures in a batch contain only these leaves.
+    /// Adds the arrays of the selected leaves to `arrays`, keyed by the index of their first leaf, each with the
+    /// structures that contain it, outermost first. `columns` contains only those `fields` that have a selected leaf.
+    /// `first` is the index of the first leaf, and `within` are the enclosing structures.
     fn walk(
         &self,
         fields: &Fields,

@@ -41,7 +41,7 @@ impl<'a> Thrift<'a> {
     }
 
     /// Returns the kind of the next field, and sets `id` to its number. Returns `Some(None)` at the end of the
-    /// structure, and `None` if the bytes end.
+    /// structure, and `None` if the bytes end or a number overflows.
     pub(super) fn field(&mut self, id: &mut i64) -> Option<Option<u8>> {
         let byte = self.byte()?;
         if byte == 0 {

@@ -189,6 +189,7 @@ impl Cluster {
     }
 
     /// Returns the next line of the chief that begins with `start`, or `None` after `within`.
+    ///
     /// # Panics
     /// Panics if the chief has exited instead.
     pub fn next_line(&self, start: &str, within: Duration) -> Option<String> {

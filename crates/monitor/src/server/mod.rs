@@ -53,9 +53,10 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts a server that serves the reports of `source` at `address`. An address that can be reached from other
-    /// machines requires `network`. Every machine that can connect can read the status of the job, and nothing is
+    /// Starts a server that serves the reports of `source` at `address`. If other machines can reach the address,
+    /// `network` must be `true`. Every machine that can connect can read the status of the job, and nothing is
     /// encrypted.
+    ///
     /// # Errors
     /// - [`Error::Listen`]: the server cannot listen on the address.
     /// - [`Error::Network`]: the address can be reached from other machines, and `network` is `false`.
@@ -67,6 +68,7 @@ impl Server {
     /// Starts a server that serves only `/healthz` and `/readyz` at `address`, to every machine that can connect. The
     /// responses contain no names or numbers of the job, except the age of its latest report, the number of its
     /// workers, and how many of them are lost.
+    ///
     /// # Errors
     /// - [`Error::Listen`]: the server cannot listen on the address.
     /// - [`Error::Thread`]: a thread cannot be started.
@@ -76,6 +78,7 @@ impl Server {
 
     /// Additionally serves `/healthz` and `/readyz` at another address, like [`start_health`](Self::start_health).
     /// Returns this address. If port 0 was requested, it has the port that the system has selected.
+    ///
     /// # Errors
     /// Returns the errors of [`start_health`](Self::start_health).
     pub fn add_health(&mut self, address: &str) -> Result<SocketAddr> {
@@ -135,6 +138,7 @@ impl fmt::Debug for Server {
 }
 
 /// Binds a listener, and returns it with its address.
+///
 /// # Errors
 /// - [`Error::Listen`]: the listener cannot be bound.
 /// - [`Error::Network`]: `access` is local, but the address can be reached from other machines.

@@ -104,7 +104,8 @@ pub struct KnownWorkers {
 
 impl KnownWorkers {
     /// Returns the positions to [expect](Quorum::expected) in the next world, which has at most `maximum` workers. Lost
-    /// workers are not expected if enough processes wait to replace them.
+    /// workers are left out if the waiting processes fill the world without them and [`supplanted`](Self::supplanted)
+    /// is `false`. Otherwise all known workers are expected, even if they are more than `maximum`.
     pub fn expected(self, maximum: usize) -> BTreeSet<usize> {
         let Self { present, lost, waiting, supplanted } = self;
         let room = maximum.saturating_sub(present.len());

@@ -1,4 +1,4 @@
-//! Softmax cross-entropy, as one fused operation each for the loss and the gradient.
+//! Softmax cross-entropy. The loss and the gradient are computed by one fused operation each.
 
 use crate::exp::Exp;
 use crate::lanes;

@@ -224,7 +224,8 @@ fn gradients_rows_and_values_to_compute_with_are_halves_if_the_client_wants_them
     }
 }
 
-/// Rows and values of a table in bf16 take half of the bytes, without a changed bit.
+/// Checks that `float32` rows are sent in bf16, in half of the bytes, only if no bit is lost. Other rows are sent in
+/// full.
 // INV-95
 #[test]
 fn exact_values_are_sent_in_bf16_if_no_bit_is_lost() {

@@ -247,7 +247,8 @@ impl ReplicationPlan {
     /// Resumes at the follower's position, or prepares to send the complete state.
     ///
     /// # Errors
-    /// Returns a message if the follower has a greater life, because this server was replaced.
+    /// Returns a message if the follower knows a later life of this server, which means that another process has
+    /// replaced it.
     fn resume(&mut self, follower: &Follower, found: Position, life: u64) -> Result<(), String> {
         let newest = found.incomplete.as_ref().map_or(0, |(life, _)| *life).max(found.life);
         if newest > life {

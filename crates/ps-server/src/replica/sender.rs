@@ -45,8 +45,9 @@ impl ChangeSender {
 }
 
 impl ChangeSender {
-    /// Records that task `by`, running as process `run`, has requested its copy of server `number`, and returns `true`.
-    /// If the task is not this server's follower, does nothing and returns `false`.
+    /// Records that task `by` has requested the copy that it keeps of server `number`, and returns `true`. `run` is the
+    /// random number of the task's process. If `by` is not this server's follower, or `number` is not this server's,
+    /// does nothing and returns `false`.
     pub fn asked(&self, (by, number): (&Task, u64), run: u64) -> bool {
         let follows = *by == self.to && number == self.number;
         if follows {

@@ -148,8 +148,8 @@ impl RowPartition {
         before(rows.start).min(end)..end
     }
 
-    /// Sorts ids by shard, in the order of the ids within each shard. `operation` is the name of the operation in
-    /// errors.
+    /// Groups ids by shard. Within each shard, the ids keep their order in `ids`. `operation` is the name of the
+    /// operation in errors.
     ///
     /// # Errors
     /// - [`Error::Id`]: an id is not the index of a row of the table.

@@ -7,7 +7,8 @@ use std::time::Duration;
 /// The size of a row in bytes. A row contains its id and the number of its changes.
 pub const ROW: usize = 16;
 
-/// An act of all workers. Lists of ids have an entry for each worker.
+/// An act of the workers' program. `Want` and `LookUp` contain one list of ids for each worker. `Update` and `Write`
+/// contain the rows that change.
 #[derive(Clone, Debug)]
 pub enum Act {
     /// Each worker announces ids of its next run.

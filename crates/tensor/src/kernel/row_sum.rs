@@ -5,9 +5,9 @@ use super::{RowMerge, Sum, fold_then};
 /// A plan for summing rows: the rows that at least one replica has, and which of them must be added in the tree order
 /// of [`fold`](super::fold). A plan depends only on the indices.
 ///
-/// Rows with the same index are first added within each replica, and then over the replicas in the order of `fold`. A
-/// replica without the row is treated as zero. The result is bit-identical to the sum of the corresponding dense
-/// tensors.
+/// Rows with the same index are first added within each replica, and then over the replicas in the order of `fold`. If
+/// a replica does not have the row, its row is treated as zero. The result is bit-identical to the sum of the
+/// corresponding dense tensors.
 #[derive(Clone, Debug)]
 pub struct RowSum {
     merge: RowMerge,

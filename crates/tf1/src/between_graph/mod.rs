@@ -177,6 +177,7 @@ impl AsyncWorkerStrategy {
     // PSV1-13
     /// Creates a strategy with the settings and devices of this one, in a different cluster. Unlike in TensorFlow, this
     /// strategy does not change, and its variables are not moved.
+    ///
     /// # Errors
     /// Returns the errors of [`of`](Self::of).
     #[track_caller]
@@ -202,6 +203,7 @@ impl AsyncWorkerStrategy {
     // PSV1-4
     /// Returns the variable `global_step`, which counts the steps of all workers. The program must increment it. In
     /// `run`, it is incremented by the value of replica 0.
+    ///
     /// # Errors
     /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): called inside `run`.
     /// - The error of a server, or an error if the chief has not created the variable.
@@ -215,6 +217,7 @@ impl AsyncWorkerStrategy {
     /// Signals, on the chief, that variables have been created and restored. On the other workers, waits up to
     /// `patience` for this signal. Call this before the first step: if the chief restored variables later, it would
     /// overwrite the updates of the step. Does nothing without a cluster.
+    ///
     /// # Errors
     /// - [`ErrorKind::TimedOut`](distribute_base::ErrorKind::TimedOut): on another worker, the chief has not sent the
     ///   signal within `patience`.

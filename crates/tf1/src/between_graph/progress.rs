@@ -33,6 +33,7 @@ pub(super) struct Progress {
 impl Progress {
     /// Creates the table if necessary, and clears the flag of this worker. On the chief, also clears the flag that the
     /// chief is ready. Call this when the worker starts or restarts.
+    ///
     /// # Errors
     /// Returns the error of the server.
     pub(super) fn begin(channels: &Arc<Channels>, of: IndependentWorker) -> Result<Self> {

@@ -29,7 +29,8 @@ use distribute_data::numpy::{read_npy, read_npz};
 use distribute_data::{Dataset, InputContext, Location};
 use distribute_tensor::Nest;
 
-/// The older methods of a [`Strategy`].
+/// Methods of TensorFlow's strategies that have since been renamed or replaced, for [`Strategy`]. Import this trait to
+/// port a program without changing its calls.
 pub trait Legacy {
     /// Creates an iterator over a batched dataset.
     ///

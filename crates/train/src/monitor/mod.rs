@@ -155,8 +155,9 @@ impl MonitorBuilder {
     /// Sets an address for probes, such as `0.0.0.0:6071`, which each worker opens. By default it is the value of the
     /// environment variable `DISTRIBUTE_HEALTH`, if there is one.
     ///
-    /// Any machine that can connect to the address can request `/healthz` and `/readyz`, and nothing else. Of the job's
-    /// data, responses contain only the number of lost workers.
+    /// Any machine that can connect to the address can request `/healthz` and `/readyz`, and nothing else. About the
+    /// job, the responses contain only the age of its latest report, the number of its workers, and how many of them
+    /// are lost.
     pub fn health(mut self, address: impl Into<String>) -> Self {
         self.health = Some(address.into());
         self

@@ -51,7 +51,7 @@ const WIDEST: usize = size_of::<f64>();
 /// A backend that updates the elements assigned to this worker, and writes the new values of all workers.
 ///
 /// New values are computed in separate memory, and no variable is written before the new values of all workers have
-/// arrived. Slots are updated in place. If a step ends after updating slots and before writing variables, the state is
+/// arrived. Slots are updated in place. If a step fails after the update of the slots has begun, the state is
 /// incomplete, and every later call that needs the state returns an error.
 // INV-40
 #[derive(Debug)]
@@ -67,7 +67,8 @@ impl Backend for Sharded {
     /// Reduces the gradients, and applies the rules to the elements assigned to this worker.
     ///
     /// # Errors
-    /// - [`Error::IncompleteState`]: the step failed after the first slot had been written. No variable has changed.
+    /// - [`Error::IncompleteState`]: the step failed after the update of the slots had begun. No variable has changed,
+    ///   unless writing the variables failed.
     fn reduce_and_apply(&self, update: &Update<'_>, pass: &Pass<'_>) -> Result<()> {
         let Pass { change, operands, sync, threads, .. } = pass;
         let Some(mut calling) = sync.group_call("its update") else {

@@ -38,7 +38,8 @@ fn if_the_disk_is_full_changes_are_refused_and_nothing_has_changed() {
     assert_eq!(contents(&open(folder.path())), was);
 }
 
-/// The view of a client, over a socket: an error with the name and the cause, and the previous state.
+/// Checks what a client sees over a socket: the error names the table and the folder and says that nothing was changed,
+/// a read returns the previous value, and changes succeed once there is room again.
 #[test]
 fn if_the_disk_is_full_the_call_fails_and_the_server_continues() {
     watched(|| {
