@@ -47,13 +47,13 @@ impl<'a> Json<'a> {
         Self { origin: self.origin, path, value }
     }
 
-    /// Returns an error that expects something other than this value. `expected` describes it.
+    /// Returns the error for this value if another was expected. `expected` describes a valid value.
     pub(crate) fn expected(&self, expected: impl Into<String>) -> Malformed {
         self.wrong(expected, shown(self.value))
     }
 
-    /// Returns an error that expects something else at this path. `expected` describes it, and `found` the actual
-    /// value.
+    /// Returns the error for an unexpected value at this path. `expected` describes a valid value, and `found` the
+    /// actual one.
     pub(crate) fn wrong(&self, expected: impl Into<String>, found: impl Into<String>) -> Malformed {
         Malformed {
             origin: self.origin.into(),
@@ -64,25 +64,25 @@ impl<'a> Json<'a> {
         }
     }
 
-    /// Returns the value as an object. `expected` describes it in the error if it is not an object.
+    /// Returns the value as an object. `expected` describes the object in the error for any other value.
     pub(crate) fn object(&self, expected: &str) -> Result<&'a Map<String, Value>, Malformed> {
         self.value.as_object().ok_or_else(|| self.expected(expected))
     }
 
-    /// Returns the keys and values of an object. `expected` describes it in the error if the value is not an object.
+    /// Returns the keys and values of an object. `expected` describes the object in the error for any other value.
     pub(crate) fn entries(&self, expected: &str) -> Result<Vec<(&'a str, Self)>, Malformed> {
         let object = self.object(expected)?;
         Ok(object.iter().map(|(key, value)| (key.as_str(), self.under(key, value))).collect())
     }
 
     /// Returns the value under `key` in an object, or `None` if the key is missing. `expected` describes the object in
-    /// the error if the value is not an object.
+    /// the error for any other value.
     pub(crate) fn get(&self, key: &str, expected: &str) -> Result<Option<Self>, Malformed> {
         let object = self.object(expected)?;
         Ok(object.get(key).map(|value| self.under(key, value)))
     }
 
-    /// Returns the elements of a list. `expected` describes it in the error if the value is not a list.
+    /// Returns the elements of a list. `expected` describes the list in the error for any other value.
     pub(crate) fn items(&self, expected: &str) -> Result<Vec<Self>, Malformed> {
         let list = self.value.as_array().ok_or_else(|| self.expected(expected))?;
         let item = |(i, value)| Self { origin: self.origin, path: format!("{}[{i}]", self.path), value };

@@ -42,7 +42,7 @@ impl Board {
         Self { state: Mutex::new(state), changed: Condvar::new(), clock: Stopwatch::start() }
     }
 
-    /// Returns the latest report, with its age by now.
+    /// Returns the latest report, with its current age.
     pub(crate) fn report(&self) -> Report {
         let now = self.clock.elapsed();
         let state = self.state.lock();

@@ -9,7 +9,7 @@ const HUNG: f64 = 60.;
 /// The age of the latest report, in seconds, at which the job no longer counts as ready.
 const STALE: f64 = 10.;
 
-/// Checks that the process is not hung. A process that waits for other processes is not hung.
+/// Checks that the latest report is not too old. A process that waits for other processes still makes reports.
 ///
 /// # Errors
 /// Returns the reason if the process is hung, so that a restart may help.

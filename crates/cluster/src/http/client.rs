@@ -58,7 +58,7 @@ impl Client {
     }
 }
 
-/// Reads a small file, such as a token.
+/// Reads a file, such as a token.
 #[cfg(feature = "kubernetes")]
 pub(crate) fn read(path: &str) -> Result<Vec<u8>, String> {
     std::fs::read(path).map_err(|error| error.to_string())

@@ -183,8 +183,7 @@ struct Api<'a> {
 }
 
 impl Api<'_> {
-    /// Sends a request and parses the response as JSON. It is a POST request if `body` is given, and otherwise a GET
-    /// request.
+    /// Sends a request and parses the response as JSON. The method is POST if `body` is given, and otherwise GET.
     ///
     /// # Errors
     /// - [`ClusterError::Forbidden`]: the API does not allow the request.

@@ -16,7 +16,7 @@ fn schedule(dispatch: &mut Dispatch) -> ClosureId {
     dispatch.schedule(call("f", &[])).unwrap()
 }
 
-/// Returns the closures that a worker gets now.
+/// Takes a worker's new work, and returns the closures in it.
 fn calls(dispatch: &mut Dispatch, worker: usize) -> Vec<u64> {
     let is_call = |work: Work| match work {
         Work::Call { closure, .. } => Some(closure.0),

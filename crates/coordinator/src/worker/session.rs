@@ -135,7 +135,7 @@ impl Session {
         }
     }
 
-    /// Returns the next task, or `None` after the session has ended.
+    /// Waits for the next task. Returns `None` after the session has ended.
     fn next(&self) -> Option<(Task, Cancellation)> {
         let mut state = self.state.lock();
         loop {

@@ -11,7 +11,7 @@ use std::time::Duration;
 /// The maximum time to receive a request, and to send a response.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Receives one request on a connection, sends the response, and closes the connection. Errors of the client are
+/// Receives one request on a connection, sends the response, and shuts down the sending side. Errors of the client are
 /// ignored. `has_requested` is called after a valid request has been received completely.
 pub(super) fn serve(stream: &TcpStream, board: &Board, access: Access, has_requested: &dyn Fn()) {
     let deadline = Deadline::after(TIMEOUT);

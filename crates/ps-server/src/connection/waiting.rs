@@ -101,7 +101,7 @@ impl Call {
         matches!(*state, State::Pending { .. }) && self.advance(&mut state, patience)
     }
 
-    /// Waits for the response, at most until `patience`, and then releases the space. Returns whether the response has
+    /// Waits for the response, at most until `patience`, and then drops the message. Returns whether the response has
     /// arrived.
     fn advance(&self, state: &mut State, patience: Deadline) -> bool {
         if let State::Pending { .. } = state

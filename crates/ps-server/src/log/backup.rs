@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 /// The name of the folder for copies, in the server's folder.
 const FOLDER: &str = "set-aside";
 
-/// Copies the part of a file after an offset, syncs the copy to disk, and returns its path.
+/// Copies a file, from an offset to its end, to the folder for copies. Syncs the copy to disk, and returns its path.
 pub(crate) fn back_up(path: &Path, from: u64) -> io::Result<PathBuf> {
     let mut file = distribute_files::open_own(path, false)?;
     file.seek(SeekFrom::Start(from))?;

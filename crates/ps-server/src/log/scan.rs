@@ -110,7 +110,7 @@ impl Scan {
     }
 
     /// Reads the rest of a record, whose lengths were compared with the size of the file. Returns `None` if its
-    /// checksum is wrong.
+    /// checksum is wrong, or if it is a gap without a valid end.
     fn rest(&mut self, head: &Header, header: &[u8; HEADER]) -> io::Result<Option<Entry>> {
         let mut take = |length: u64| {
             let mut bytes = vec![0; length as usize];

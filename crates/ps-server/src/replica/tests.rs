@@ -16,7 +16,7 @@ use distribute_tensor::random::Distribution;
 use distribute_tensor::{DType, HostTensor, Wire, Write};
 use distribute_testing::{SplitMix, fuzz_inputs};
 
-/// Returns a dense table, and a dynamic one with ids that have no row yet.
+/// Returns two dense tables, and a dynamic one with ids that have no row yet.
 fn images() -> Vec<TableImage> {
     let tables = Tables::new();
     let rule = RuleSpec::Adam(Adam::lazy());

@@ -9,8 +9,8 @@ const KINDS: [&str; 3] = ["changes-", "tables-", "snapshot-"];
 
 /// Copies the log and the snapshot of a folder to `replaced-<life>` inside it, and returns the path of the copy; `None`
 /// if there are no files. The originals remain until a later snapshot removes them. An existing copy for the same life
-/// is kept. `log` is the current file, which contains no changes of the state yet. It is copied because the previous
-/// file refers to it.
+/// is kept. `log` is the current file of the log, without changes yet, which is copied because the previous file refers
+/// to it.
 pub(super) fn back_up(folder: &Path, life: u64, log: &Path) -> io::Result<Option<PathBuf>> {
     let backup = folder.join(format!("replaced-{life}"));
     let part = folder.join(format!("replaced-{life}.part"));
@@ -43,8 +43,7 @@ pub(super) fn back_up(folder: &Path, life: u64, log: &Path) -> io::Result<Option
     Ok(Some(backup))
 }
 
-/// Creates a hard link to a file, or a copy if the file system has no links. For a folder, does this with each of its
-/// files.
+/// Creates a hard link to a file, or a copy if that fails. For a folder, does this with each of its files.
 fn keep(from: &Path, to: &Path) -> io::Result<()> {
     if from.symlink_metadata()?.is_dir() {
         distribute_files::create_private_folder(to)?;

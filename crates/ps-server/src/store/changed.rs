@@ -184,8 +184,8 @@ pub(crate) fn forget(folder: &Path) -> io::Result<()> {
     }
 }
 
-/// Returns the number of the history of a folder with this mark. It changes if the machine restarts, because changes
-/// may have been lost.
+/// Returns the number of the history of a folder with this mark. The number changes if the machine restarts, because
+/// changes may have been lost.
 fn history(mark: &str) -> u64 {
     let boot = boot_id();
     // Without an id of the boot, each process has its own history.

@@ -39,7 +39,7 @@ fn cluster(ports: &[Port]) -> ClusterSpec {
     ClusterSpec::from_lists([("ps", ports.iter().map(at).collect()), ("worker", workers)]).unwrap()
 }
 
-/// Runs in its own process: a server that constantly saves its tables.
+/// Runs a server that constantly saves its tables, in a separate process.
 fn serve(part: &str) -> ! {
     let [number, cluster, folder, kept] = part.split('\n').collect::<Vec<_>>().try_into().unwrap();
     let (number, cluster): (usize, ClusterSpec) = (number.parse().unwrap(), cluster.parse().unwrap());
@@ -87,8 +87,8 @@ impl Closures {
     }
 }
 
-/// Kills one of the servers this number of times while workers run closures, many of them two or three times. Then
-/// compares the counts.
+/// Kills a random server `kills` times while workers run closures, many of them two or three times. Then compares the
+/// counts.
 fn account(kills: u64, seed: u64, kept: Persistence) {
     let folder = tempfile::tempdir().unwrap();
     let ports: Vec<Port> = (0..SERVERS).map(|_| Port::reserve()).collect();

@@ -22,7 +22,7 @@ use std::time::Duration;
 
 const TEST: &str = "disks::a_server_with_a_full_disk_fails_calls_and_continues_after_space_is_freed";
 
-/// Runs in its own process: a server that saves its tables on request, and whose disk becomes full on request.
+/// Runs a server in a separate process. On request, the server saves its tables, and its disk becomes full.
 fn serve(part: &str) -> ! {
     let (port, folder) = part.split_once(' ').unwrap();
     let disk = Disk::new(0, Some(Path::new(folder)));

@@ -20,7 +20,7 @@ const TEST: &str = "killed::a_killed_server_restarts_with_all_acknowledged_chang
 /// The longest time until a change is acknowledged again.
 const AWAY: Duration = Duration::from_secs(10);
 
-/// Runs in its own process: a server that constantly saves its tables.
+/// Runs a server that constantly saves its tables, in a separate process.
 fn serve(part: &str) -> ! {
     let (port, folder) = part.split_once(' ').unwrap();
     let options = ServerOptions::new(folder).snapshot_every(Duration::from_millis(10));
@@ -31,7 +31,7 @@ fn serve(part: &str) -> ! {
     unreachable!("nobody ends it");
 }
 
-/// Starts this server in a process, and waits until it answers.
+/// Starts this server in a process, and waits until it listens.
 fn process(port: u16, folder: &Path) -> Killed {
     let mut child = Killed(command(TEST, &format!("{port} {}", folder.display())).spawn().unwrap());
     // The watchdog of the test ends a process that says nothing.
@@ -40,8 +40,8 @@ fn process(port: u16, folder: &Path) -> Killed {
     child
 }
 
-/// Kills a server this number of times while three clients count, and compares the counts. Returns how long it was
-/// unavailable each time.
+/// Kills a server `kills` times while three clients count, and compares the counts. Returns how long it was unavailable
+/// each time.
 fn account(kills: u64, seed: u64) -> Vec<Duration> {
     let folder = tempfile::tempdir().unwrap();
     let reserved = Port::reserve();

@@ -142,7 +142,7 @@ impl Servers {
         }
     }
 
-    /// Returns all values, as one variable has them.
+    /// Returns the bits of all values of `w` and `ids`, in an order that does not depend on the number of servers.
     fn values(&self) -> Vec<u32> {
         let mut all = Vec::new();
         let mut put = |rows: Response| match rows {

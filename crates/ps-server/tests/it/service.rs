@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Requests of each kind, some of which are refused.
+/// Returns requests of each kind, some of which are refused.
 fn requests() -> Vec<Request> {
     let (w, ids) = (|| "w".to_owned(), || "ids".to_owned());
     let at = |step| Push::at(Step::after(step, 0.5)).finite();

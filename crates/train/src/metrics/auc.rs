@@ -118,7 +118,8 @@ fn thresholds(count: usize) -> Vec<f64> {
     std::iter::once(-EDGE).chain(between.map(|t| f64::from(t as f32))).chain([1. + EDGE]).collect()
 }
 
-/// Computes the area under the curve with the trapezoidal rule, from the last threshold to the first.
+/// Computes the area under the curve with the trapezoidal rule, from the last threshold to the first. Returns 0 if a
+/// class has no examples.
 ///
 /// `negative` and `positive` contain the number of examples of each class between thresholds.
 fn area(negative: &[f64], positive: &[f64]) -> f64 {

@@ -13,7 +13,7 @@ pub(super) struct WaitingCall<'a> {
     pub(super) seconds: f64,
 }
 
-/// Returns all waits that are longer than usual in a step, and the coordinator's waits for missing workers.
+/// Returns the waits that are longer than usual in a step, and the coordinator's waits for missing workers.
 pub(super) fn all(
     replicas: &[Replica],
     group: Option<&WaitingCall<'_>>,

@@ -319,7 +319,7 @@ where
         }
     }
 
-    /// Runs one step, and returns the loss of its global batch.
+    /// Runs one step. Returns the loss of the global batch or, if steps are local, of this worker's batch.
     #[track_caller]
     fn step(&self, batch: PerReplica<B>) -> Result<f64> {
         let Self { strategy, model, optimizer, progress, loss, at, .. } = *self;

@@ -23,8 +23,7 @@ pub(super) fn can_continue(error: &Error, world: World, failures: &mut RecoveryL
     }
 }
 
-/// Returns the ranks of the workers that are lost according to an error. Another worker may have noticed the loss
-/// before this one.
+/// Returns the workers that are lost according to an error.
 pub(super) fn lost_workers(error: &Error, world: World) -> Vec<usize> {
     let blame = error.blame().filter(|blame| blame.fault == Fault::Lost);
     blame.into_iter().flat_map(|blame| &blame.culprits).map(|replica| world.worker_of(*replica)).collect()

@@ -68,7 +68,7 @@ impl Library for Played {
         self.call(format!("link {gpus:?}"))
     }
 
-    /// Returns the last GPU while polls remain: it is the slowest.
+    /// Returns the last GPU, as the slowest, while polls remain. After that, computes the sums of the group.
     fn busy(&self, gpus: &Vec<usize>, call: &'static str) -> Result<Vec<usize>, CallError> {
         if lock(&self.fails).is_some_and(|fails| fails == call) {
             return Err(CallError { call, reason: "on GPU 1: it fell off".into() });

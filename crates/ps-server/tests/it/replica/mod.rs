@@ -31,7 +31,7 @@ fn cluster(ports: &[u16]) -> ClusterSpec {
     ClusterSpec::from_lists([("ps", ports.iter().map(at).collect()), ("worker", workers)]).unwrap()
 }
 
-/// Runs in its own process: a server that the next one replicates. Without a folder, its tables are in memory.
+/// Runs a server that the next one replicates, in a separate process. Without a folder, its tables are in memory.
 fn serve(part: &str) -> ! {
     let mut parts = part.split(' ');
     let number: usize = parts.next().unwrap().parse().unwrap();
@@ -65,9 +65,9 @@ fn process(test: &str, number: usize, ports: &str, folder: Option<&Path>) -> Kil
     child
 }
 
-/// Kills one of the servers this number of times while three clients count on both, and compares the counts. `kept`
-/// returns whether the folder of a killed server stays, or `None` if tables are in memory. Returns how long each was
-/// unavailable.
+/// Kills a random server `kills` times while three clients count on all servers, and compares the counts. `kept`
+/// returns whether the folder of a killed server stays, or `None` if tables are in memory. Returns how long a server
+/// was unavailable after each kill.
 fn account(kills: u64, seed: u64, kept: impl Fn(&mut SplitMix) -> Option<bool>) -> Vec<Duration> {
     let folder = tempfile::tempdir().unwrap();
     let reserved: Vec<Port> = (0..SERVERS).map(|_| Port::reserve()).collect();

@@ -59,8 +59,8 @@ impl Ring {
     }
 }
 
-/// Returns the state of the copies of a server's tables, and whether it has a copy of the previous server's, if it
-/// answers soon.
+/// Returns the state of the copies of a server's tables, and whether the server has a copy of the previous server's;
+/// `None` if it does not answer soon.
 fn copies(server: &Connection) -> Option<(Copies, bool)> {
     match server.call(Request::Usage, SOON) {
         Ok(Response::Usage(usage)) => Some((usage.copies, usage.follows == 1)),
@@ -68,7 +68,8 @@ fn copies(server: &Connection) -> Option<(Copies, bool)> {
     }
 }
 
-/// Whether there are two copies of each server's tables. Both the server and the next one must confirm it.
+/// Returns, for each server, whether there are two copies of its tables. Both the server and the next one must confirm
+/// it.
 fn are_complete(all: &[Connection]) -> Vec<bool> {
     let found: Vec<_> = all.iter().map(copies).collect();
     let has = |number: usize| found[number].is_some_and(|(copies, _)| copies == Copies::Two);
@@ -76,7 +77,7 @@ fn are_complete(all: &[Connection]) -> Vec<bool> {
     (0..SERVERS).map(|number| has(number) && follows((number + 1) % SERVERS)).collect()
 }
 
-/// Counts on all servers until it is told to stop.
+/// Counts on all servers that have not lost their tables, until `stop` is set. Returns the acknowledged counts.
 fn counts(ring: &Ring, worker: usize, lost: &[AtomicBool], stop: &AtomicBool) -> Vec<i64> {
     let all: Vec<Connection> = (0..SERVERS).map(|number| ring.connection(worker, number)).collect();
     let mut counted = vec![0i64; SERVERS];
@@ -110,7 +111,8 @@ fn assert_is_lost(error: &ChannelError) {
     assert!(refusal.text.contains("from a checkpoint"), "{error}");
 }
 
-/// Kills servers until `kills` are over or tables are lost. Returns the number of kills and whether tables were lost.
+/// Kills servers until `kills` kills are made or tables are lost. Returns the number of kills and whether tables were
+/// lost.
 fn round(kills: usize, gap: Duration, random: &mut SplitMix) -> (usize, bool) {
     let ring = Ring::start();
     let first: Vec<Connection> = (0..SERVERS).map(|number| ring.connection(0, number)).collect();

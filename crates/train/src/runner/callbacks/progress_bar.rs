@@ -135,7 +135,7 @@ fn summary(epoch: &Epoch, epochs: usize, seconds: Option<f64>) -> String {
     text
 }
 
-/// Returns a number with four significant digits.
+/// Formats a number with about four significant digits.
 fn number(number: f64) -> String {
     let size = number.abs();
     match size {
@@ -145,7 +145,6 @@ fn number(number: f64) -> String {
     }
 }
 
-/// Formats a duration.
 fn duration(seconds: f64) -> String {
     match seconds {
         ..10. => format!("{seconds:.1} s"),

@@ -178,8 +178,8 @@ impl Evaluator {
         }
     }
 
-    /// Evaluates a checkpoint and adds the result to the ledger, unless the checkpoint is already there. Returns `true`
-    /// if it is the last checkpoint of the training run.
+    /// Evaluates a checkpoint and adds the result to the ledger, unless the ledger contains the checkpoint. Returns
+    /// `true` if it is the last checkpoint of the training run.
     fn evaluate_checkpoint(
         &self,
         path: &Path,
