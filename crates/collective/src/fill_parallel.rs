@@ -47,8 +47,8 @@ impl<T: Copy> Chunk<'_, T> {
     }
 }
 
-/// Returns a vector of `len` elements, which `fill` writes in `chunks` chunks. `broadcast` runs a closure once with
-/// each number below `chunks`, on any threads, and returns when all calls have finished.
+/// Returns a vector of `len` elements, which `fill` writes in at most `chunks` chunks. `broadcast` runs a closure once
+/// with each number below `chunks`, on any threads, and returns when all calls have finished.
 ///
 /// # Panics
 /// Panics if `fill` does not fill a chunk completely, or if `broadcast` skips a number.

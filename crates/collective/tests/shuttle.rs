@@ -285,7 +285,7 @@ fn two_workers(replicas: usize, body: impl Fn(&Member) -> bool + Send + Sync + C
     }
 }
 
-/// Returns the details of all replicas of both workers, in the form that the delegates have built.
+/// Gathers the ids of all replicas of both workers.
 fn exchange(member: &Member, detail: &'static str) -> Result<Vec<u8>, Failure> {
     let (_, made) =
         member.all_gather_with_group(call(detail), member.replica() as u8, |mine, mut calling| {
@@ -295,7 +295,7 @@ fn exchange(member: &Member, detail: &'static str) -> Result<Vec<u8>, Failure> {
     Ok(made.unwrap().to_vec())
 }
 
-/// Runs fewer schedules, because each has four threads and many operations.
+/// Runs fewer schedules than [`explore`], because each has four threads and many operations.
 fn explore_workers(scenario: impl Fn() + Send + Sync + Copy + 'static) {
     shuttle::check_random(scenario, iterations() / 5);
     shuttle::check_pct(scenario, iterations() / 5, 3);

@@ -73,7 +73,8 @@ pub struct Changed {
 }
 
 impl Changed {
-    /// Compares the checksum of received bytes with that of the sender. Returns `None` if they are equal.
+    /// Compares the checksum of received bytes with that of the sender. Returns `None` if they are equal, or if the
+    /// sender has sent none.
     pub(super) fn find(bytes: &[u8], sent: Option<u32>, data: impl FnOnce() -> String) -> Option<Self> {
         let sent = sent?;
         let received = crc32fast::hash(bytes);

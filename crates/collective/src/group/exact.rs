@@ -55,7 +55,7 @@ pub(super) fn sum<F: Scale + Pod>(
     Ok(sums.into_iter().map(|sum| coding.decode_bytes(sum, &buffers)).collect())
 }
 
-/// Returns the name of a round in errors, with the options that are not the default.
+/// Returns the name of a round in errors, with the options unless they are the default.
 fn round_name(what: &str, options: &SumOptions) -> String {
     if *options == SumOptions::default() { what.into() } else { format!("{what}, {options}") }
 }

@@ -140,7 +140,7 @@ impl<'a> GroupCall<'a> {
     }
 
     /// Makes the first round of the call, in which all workers agree on the call. Later rounds are marked as parts of
-    /// it.
+    /// the call.
     ///
     /// # Errors
     /// Returns the same [`Blame`] on every worker if workers make different calls, or if a worker exited, was lost or

@@ -278,7 +278,7 @@ impl State {
         }
     }
 
-    /// Disconnects the worker whose frames occupy the most memory, if all stored frames exceed the limit. Returns the
+    /// Marks the worker whose frames occupy the most memory as lost, if all stored frames exceed the limit. Returns the
     /// removed frames, which the caller must drop after releasing the lock.
     fn overflow(&mut self) -> Vec<(usize, Frame)> {
         // INV-28

@@ -75,7 +75,7 @@ impl Recorder {
         }
     }
 
-    /// Records that a call, or a part of it, has ended. `last` is the worker whose message ended the wait, if this
+    /// Records that a call, or a round of it, has ended. `last` is the worker whose message ended the wait, if this
     /// worker has waited.
     pub(super) fn end(&self, ticket: Ticket, completed: bool, last: Option<usize>) {
         let now = self.clock.elapsed();
@@ -100,7 +100,7 @@ impl Recorder {
         result
     }
 
-    /// Records the workers for which this worker begins to wait. Memory is allocated only the first time.
+    /// Records the workers for which this worker begins to wait.
     pub(super) fn await_all(&self, workers: impl Iterator<Item = usize>) {
         let mut awaited = lock(&self.awaited);
         awaited.clear();

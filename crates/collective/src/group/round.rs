@@ -305,7 +305,7 @@ impl Round {
         })
     }
 
-    /// Returns the blame for a lost worker.
+    /// Returns the blame for a lost worker or corrupted data.
     fn blame_loss(&self, worker: usize, loss: &Loss, call: &Fingerprint) -> Blame {
         match loss {
             Loss::Link(reason) => {

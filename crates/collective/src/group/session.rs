@@ -117,7 +117,7 @@ impl Session {
         self.call(false, statuses, body, timeout)
     }
 
-    /// Equivalent to [`all_to_all`](Self::all_to_all), but as another round of the same call.
+    /// Makes another round of the same call, like [`all_to_all`](Self::all_to_all).
     ///
     /// # Errors
     /// Returns the errors of [`all_to_all`](Self::all_to_all).
@@ -324,8 +324,8 @@ impl Session {
         }
     }
 
-    /// Records that the deadline has passed. Also records which silent workers have sent part of a message, because
-    /// these have timed out because of a slow link.
+    /// Records that the deadline has passed, and which silent workers have sent part of a message: they have timed out
+    /// because of a slow link.
     fn expire(&self, protocol: &mut Protocol) {
         for worker in protocol.silent().collect::<Vec<_>>() {
             if let Some(PartialMessage { received, length }) = self.group.transport.partial_message(worker) {

@@ -204,8 +204,8 @@ impl Rendezvous {
         InGroupCall(self)
     }
 
-    /// Ends the round if every member waits or has exited. Returns values that the caller must drop after releasing the
-    /// lock.
+    /// Ends the round if every member waits or has exited, and none makes a call to other processes. Returns values
+    /// that the caller must drop after releasing the lock.
     fn try_complete<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,

@@ -64,8 +64,8 @@ pub(super) fn serves_foreign_pool() -> bool {
     THREADS_OF_REPLICA.get() == 0 && rayon::current_thread_index().is_some()
 }
 
-/// Runs the rayon tasks that a replica has spawned and that have not run yet. This thread is the only worker of its
-/// pool, so no other thread would run them.
+/// Runs the rayon tasks that a replica has spawned and that have not run yet. If this thread is the only worker of its
+/// pool, no other thread would run them.
 pub(super) fn run_spawned_tasks() {
     #[cfg(not(any(shuttle, miri)))]
     while rayon::yield_local() == Some(rayon::Yield::Executed) {}

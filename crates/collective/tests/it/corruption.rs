@@ -65,7 +65,8 @@ fn flipped(bytes: &Bytes, bit: usize) -> Bytes {
     bytes.into()
 }
 
-/// Flips a bit of the body, or of the head, of one message from a worker to another: that after `before` others.
+/// Returns a change that flips a bit of one message from worker `from` to worker `to`, the one after `before` others
+/// that have a body. The bit is in the head if `of_head` is `true`, and otherwise in the body.
 fn one_bit(from: usize, to: usize, before: usize, bit: usize, of_head: bool) -> Change {
     let seen = AtomicUsize::new(0);
     Arc::new(move |sender, receiver, message: Message| {

@@ -33,7 +33,7 @@ pub fn call(detail: &str) -> Fingerprint {
     Fingerprint::new(Operation::AllReduce, detail, Location::caller())
 }
 
-/// Waits in a call, with all replicas of a worker.
+/// Returns the statuses of this worker's replicas while all of them wait in a call.
 fn wait_in(session: &Session, detail: &str) -> Vec<ReplicaStatus> {
     session.world().local_replicas().map(|replica| ReplicaStatus::waiting(replica, call(detail))).collect()
 }
@@ -48,7 +48,7 @@ fn swap(session: &Session, detail: &str, timeout: Duration) -> Result<Vec<Bytes>
     session.all_to_all(wait_in(session, detail), |to| format!("{detail} {me} to {to}").into(), timeout)
 }
 
-/// Returns the error texts, and checks that all are the same. A success gives an empty text.
+/// Returns the error texts without consecutive duplicates. A success gives an empty text.
 fn texts<T>(results: &[Result<T, Arc<Blame>>]) -> Vec<String> {
     let mut texts: Vec<_> =
         results.iter().map(|r| r.as_ref().err().map(ToString::to_string).unwrap_or_default()).collect();
@@ -280,7 +280,7 @@ fn one_declines_and_another_times_out() {
     }
 }
 
-/// One of the workers has missed a step.
+/// The workers are at different steps, and one of them makes a different call.
 #[test]
 fn workers_that_count_other_steps_get_one_message() {
     let results = workers(3, 1, |group| {
@@ -313,7 +313,7 @@ fn sessions_of_other_names_are_independent() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
-    /// Programs of random length, in which one worker makes another call at a random position.
+    /// Runs programs of random length, in which one worker deviates at a random position.
     #[test]
     fn a_planted_fault_has_one_message_on_all_workers(
         n in 2usize..5, replicas in 1usize..4, calls in 1usize..6, at in 0usize..6, who in 0usize..4, fault in 0usize..5,

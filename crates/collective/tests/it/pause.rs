@@ -19,8 +19,8 @@ fn pass(time: Duration) {
     never.recv_timeout(time).unwrap_err();
 }
 
-/// Runs in the suspended process. Replica 0 waits in a call. Replica 1 joins when standard input tells it to, after
-/// the suspension.
+/// Runs in the suspended process. Replica 0 waits in a call. Replica 1 joins after a line on standard input, which is
+/// written after the suspension.
 fn stopped() {
     let team = Arc::new(Team::new(2).unwrap());
     for step in 0..ROUNDS as u64 {

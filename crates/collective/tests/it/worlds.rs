@@ -295,7 +295,7 @@ enum Planted {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
-    /// Programs of random length over W × R replicas, in which one replica makes another call at a random position.
+    /// Runs programs of random length over W × R replicas, in which one replica deviates at a random position.
     // INV-2
     #[test]
     fn a_planted_fault_has_one_message_on_all_replicas(

@@ -68,7 +68,7 @@ fn a_round_that_can_be_agreed_in_is_before_the_verdict_of_a_later_one() {
     assert!(failed(protocol.next_action()));
 }
 
-/// Returns the protocol of worker 1 of 3, whose replica has returned without a call.
+/// Returns the protocol of worker 1 of 3, whose replica has returned without a call, and the replica's status.
 fn returned() -> (Protocol, Vec<ReplicaStatus>) {
     let mut protocol = Protocol::new(World::new(3, 1, 1).unwrap(), SessionId { name: 1, number: 1 });
     let statuses = vec![ReplicaStatus { presence: Presence::Returned, ..ReplicaStatus::running(1) }];
@@ -76,7 +76,7 @@ fn returned() -> (Protocol, Vec<ReplicaStatus>) {
     (protocol, statuses)
 }
 
-/// Delivers a message that a worker of that world sends in round `round`.
+/// Delivers a message that a worker sends in round `round`.
 fn says(protocol: &mut Protocol, worker: usize, round: u64, content: Content) {
     protocol.receive(worker, Frame { round, ..protocol.frame(content) }).unwrap();
 }

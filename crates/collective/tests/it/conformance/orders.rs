@@ -7,7 +7,7 @@ use distribute_tensor::kernel::fold_scaled;
 use half::{bf16, f16};
 use std::collections::HashSet;
 
-/// Returns all options of sums.
+/// Returns options of sums with each order, each type on the wire, and packs of two sizes.
 fn ways() -> impl Iterator<Item = SumOptions> {
     [Order::Exact, Order::Fast].into_iter().flat_map(|order| {
         [Wire::Full, Wire::F16, Wire::Bf16].into_iter().flat_map(move |wire| {
@@ -25,7 +25,8 @@ fn sent(wire: Wire, x: f32) -> f32 {
     }
 }
 
-/// Returns the largest difference from the exact sum: sums are rounded when they are added and when they are sent.
+/// Returns the largest possible difference from the exact sum. Sums are rounded when they are added and when they are
+/// sent.
 fn tolerance(options: &SumOptions, bytes: usize, (workers, replicas): (usize, usize), sizes: f64) -> f64 {
     let (unit, least) = match options.wire {
         Wire::Full => (0., 0.),
