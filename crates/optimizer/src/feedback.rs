@@ -109,8 +109,8 @@ impl Feedback {
         state.pending = Some(Pending { step, residuals: Vec::new(), factors: Vec::new() });
     }
 
-    /// Adds residuals to the result of the step in progress. Call this before the gradients are sent: once the other
-    /// workers have them, they can complete the step even if this worker fails.
+    /// Sets the residuals in the result of the step in progress. Call this before the gradients are sent: once the
+    /// other workers have them, they can complete the step even if this worker fails.
     // INV-94
     pub(crate) fn prepare(&self, residuals: impl IntoIterator<Item = Residual>) {
         if let Some(pending) = &mut lock(&self.0).pending {
@@ -118,7 +118,7 @@ impl Feedback {
         }
     }
 
-    /// Adds factors to the result of the step in progress.
+    /// Sets the factors in the result of the step in progress.
     pub(crate) fn prepare_factors(&self, factors: Vec<(usize, Vec<f32>)>) {
         if let Some(pending) = &mut lock(&self.0).pending {
             pending.factors = factors;

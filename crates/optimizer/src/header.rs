@@ -86,7 +86,7 @@ impl StepHeader {
         }
     }
 
-    /// Sets the sum of the losses of the examples.
+    /// Sets the sum of the losses of the examples, and whether it is finite.
     pub(crate) fn set_loss(&mut self, loss: f64) {
         self.loss = loss;
         self.finite &= loss.is_finite();

@@ -127,7 +127,7 @@ mod tests {
         fn mark_lost(&self, _from: usize, _reason: String) {}
     }
 
-    /// Runs a body that fails at its deadline, which is much sooner than the end of the lookup.
+    /// Runs a body, checks that it fails at its deadline and not at the end of the lookup, and returns the error.
     fn late<T, E: std::fmt::Display>(body: impl FnOnce(Duration) -> Result<T, E>) -> E {
         let (patience, waited) = (Duration::from_millis(300), Stopwatch::start());
         let Err(error) = body(patience) else { panic!("nobody is there") };

@@ -152,8 +152,8 @@ impl Reception {
         arrivals
     }
 
-    /// Logs failed handshakes, and records the workers of the job that were rejected. Removes guests that count no
-    /// longer, because they were accepted or have disconnected.
+    /// Logs failed handshakes, and records the workers of the job that were rejected. Guests that were accepted or have
+    /// disconnected no longer count.
     fn note(&mut self) {
         for guest in &mut self.guests {
             if let Some(handshake_error) = guest.handshake_error.take() {

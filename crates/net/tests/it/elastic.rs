@@ -10,7 +10,7 @@ use std::time::Duration;
 
 const PLACES: usize = 4;
 
-/// Returns a worker by its position in a cluster of four. It has been in this many worlds. The leader waits for
+/// Returns the rendezvous of the worker at a position in a cluster of four, after this generation. The leader waits for
 /// `expected`.
 fn at(place: usize, generation: u64, expected: &[usize], port: u16) -> Rendezvous {
     let quorum = Quorum { grace: Duration::from_secs(40), ..soon(expected) };
@@ -21,7 +21,7 @@ fn at(place: usize, generation: u64, expected: &[usize], port: u16) -> Rendezvou
         .quorum(quorum)
 }
 
-/// Returns a quorum of one worker. The others are waited for only briefly.
+/// Returns a quorum of one worker, which waits for the others only briefly.
 fn soon(expected: &[usize]) -> Quorum {
     let expected = expected.iter().copied().collect();
     Quorum { minimum: 1, maximum: PLACES, expected, present: [].into(), grace: Duration::from_millis(300) }

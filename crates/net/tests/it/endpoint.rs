@@ -241,7 +241,8 @@ fn hello(from: Task, to: Task) -> Vec<u8> {
 }
 
 proptest! {
-    /// Tasks with any name and number, and the same bytes truncated, extended or with one byte changed.
+    /// Decodes the hellos of tasks with any name and number, and the same bytes truncated, extended or with one byte
+    /// changed.
     #[test]
     fn words_of_calls_round_trip_and_mutated_ones_are_words_or_an_error(
         from in "[a-z]{1,12}|\\PC{1,80}",

@@ -33,7 +33,7 @@ fn join(
     (mesh, kept)
 }
 
-/// Runs as the second worker if this process is one: it reports that it is there, and follows instructions.
+/// Runs as the second worker, and returns `true`, if the test has started this process as one.
 fn second() -> bool {
     let Some(part) = child::part() else { return false };
     let [port, what, memory] = part.split(' ').collect::<Vec<_>>()[..] else { panic!("{part}") };

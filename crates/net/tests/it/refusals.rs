@@ -16,7 +16,7 @@ fn secret(digit: &str) -> Identity {
     Identity::Secret(Secret::from_hex(&digit.repeat(64), "a test").unwrap())
 }
 
-/// Returns a worker of a job of two. It is like all others unless the test changes it.
+/// Returns the rendezvous of a worker of a job of two. All settings fit those of the other worker.
 fn rendezvous(worker: usize, port: u16) -> Rendezvous {
     Rendezvous::new(World::new(2, worker, 1).unwrap(), addresses(2, "127.0.0.1", port))
         .job("digits")
@@ -79,7 +79,7 @@ fn refused(rendezvous: Rendezvous) -> (Reason, String) {
     }
 }
 
-/// Returns the bytes that a raw connection receives until it ends.
+/// Sends bytes over a raw connection, and returns the bytes that are received until it ends.
 fn answer_to(port: u16, bytes: &[u8], half_closed: bool) -> Vec<u8> {
     let mut socket = TcpStream::connect(("127.0.0.1", port)).unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
@@ -149,8 +149,8 @@ fn a_peer_outside_the_world_gets_the_reason_by_name() {
     });
 }
 
-/// Joins the third worker of a job of three after the second one. It may be configured in another way. Returns the
-/// results of all three.
+/// Joins the third worker of a job of three, which `third` configures, after the second one. Returns the errors of all
+/// three.
 fn with_a_third(
     identity: &Identity,
     timeout: Duration,
@@ -175,7 +175,7 @@ fn with_a_third(
     })
 }
 
-/// Returns a worker of a job of three.
+/// Returns the rendezvous of a worker of a job of three.
 fn of_three(replicas: usize, worker: usize, port: u16) -> Rendezvous {
     Rendezvous::new(World::new(3, worker, replicas).unwrap(), addresses(3, "127.0.0.1", port))
         .job("digits")
@@ -386,7 +386,7 @@ fn a_different_secret_fails_in_the_tls_handshake() {
     });
 }
 
-/// Whether the other side has not closed a connection.
+/// Returns whether the other side has not closed a connection.
 fn is_open(mut socket: &TcpStream) -> bool {
     socket.set_nonblocking(true).unwrap();
     loop {

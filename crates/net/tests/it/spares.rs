@@ -78,7 +78,7 @@ fn ended(spare: ScopedJoinHandle<'_, Joined>) {
     }
 }
 
-/// Joins the workers at these positions, after worlds of this generation.
+/// Joins the workers at these positions, which were in a world of this generation.
 fn world(cluster: &Cluster, places: &[usize], generation: u64) -> Vec<(Mesh, Arc<Kept>)> {
     std::thread::scope(|scope| {
         let threads: Vec<_> = places

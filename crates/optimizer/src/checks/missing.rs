@@ -104,7 +104,7 @@ impl Cause {
     }
 }
 
-/// Returns the path of the module that a variable belongs to.
+/// Returns the path of the module that a variable belongs to; the name itself if it has no path.
 fn module(name: &str) -> &str {
     name.rsplit_once('.').map_or(name, |(module, _)| module)
 }

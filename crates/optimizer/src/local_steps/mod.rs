@@ -247,7 +247,7 @@ impl LocalTraining {
     }
 
     /// Restores the state before a step whose outer step has failed, and returns the error of the outer step.
-    /// `finished` is the number of steps before it.
+    /// `finished` is the number of steps before the failed one.
     fn undo(&self, optimizer: &Inner, operation: &'static str, error: Error, finished: u64) -> Result<()> {
         let undo = || -> Result<()> {
             let Some(backup) = lock(&self.state).backup.take() else { return Ok(()) };
@@ -277,7 +277,8 @@ impl LocalTraining {
         (state.since, state.outer)
     }
 
-    /// Sets the number of steps since the last outer step, and the number of outer steps.
+    /// Sets the number of steps since the last outer step, and the number of outer steps. If `since` is 0, drops the
+    /// weights on which the workers last agreed.
     fn set_position(&self, since: u64, outer: u64) {
         let mut state = lock(&self.state);
         if since == 0 {

@@ -352,7 +352,7 @@ struct Matrix {
 }
 
 /// Decodes the same range of the packets of all replicas, and writes the sum. `first` is the first element of the
-/// range.
+/// range. A replica without a packet counts as zeros.
 fn decode_sum(codec: RangeCodec, packets: &[Option<Bytes>], first: usize, sum: &mut [f32]) -> Result<()> {
     let mut decoded = vec![0f32; packets.len() * CHUNK.min(sum.len())];
     let weights = vec![1f32; packets.len()];
@@ -373,7 +373,7 @@ fn decode_sum(codec: RangeCodec, packets: &[Option<Bytes>], first: usize, sum: &
     Ok(())
 }
 
-/// Returns the sum of the vectors that the replicas have sent. Replicas without one are skipped.
+/// Returns the sum of the vectors that the replicas have sent. A replica without one counts as zeros.
 fn sum_numbers(records: &[Option<Bytes>], len: usize) -> Vec<f32> {
     let zeros = vec![0f32; len];
     let all: Vec<_> =

@@ -28,7 +28,8 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
-    /// Returns the kernel for tensors like `like`, or `None` if their device or dtype does not support kernels.
+    /// Returns the kernel for tensors like `like`, or `None` if the program or the device or dtype of the tensors does
+    /// not support kernels.
     pub(crate) fn new(rule: &str, program: &Program, like: &Tensor) -> Option<Self> {
         let (gpu, precision) = (Gpu::of(like)?, precision(like)?);
         let kernel = Kernel::new(program, precision)?;
