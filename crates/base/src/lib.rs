@@ -56,7 +56,7 @@ pub mod internal {
     #[cfg(feature = "cuda")]
     pub use crate::transfer::hold_gpu;
     pub use crate::transfer::{
-        HostCopies, WAITS, from_vec, host_value, through_pinned_memory, to_device, to_host,
+        DeviceCopier, HostCopies, WAITS, from_vec, host_value, through_pinned_memory, to_device, to_host,
     };
     pub mod gradients {
         pub use crate::gradients::{collect, device_row_gradient, gradient, is_used, row_gradient};

@@ -1,4 +1,4 @@
-//! The core of `distribute`: strategies, contexts, values, variables, input and checkpoints.
+//! The core of `distribute`: strategies, contexts, variables, input and checkpoints.
 //!
 //! Programs use [`distribute`](https://docs.rs/distribute), which exports the public items of this crate.
 //! Start at [`Strategy`]; authors of strategies implement [`StrategyExtended`].
@@ -7,7 +7,6 @@
 //! |---|---|
 //! | [`strategy`] | the handle, the trait for authors of strategies, and the counters that are equal on all workers |
 //! | [`context`] | the context of a thread; a replica and its collectives; calls between workers |
-//! | [`values`] | values of replicas; splitting and reducing values |
 //! | [`checkpoint`] | saving and restoring a training run |
 //! | `variables` | variables, their storage, and the variables of a model |
 //! | `replicated` | a model on every replica |
@@ -31,7 +30,6 @@ pub mod summary;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod testing;
-pub mod values;
 mod variables;
 
 pub use checkpoint::{
@@ -45,7 +43,7 @@ pub use context::{
 pub use end::end_main;
 pub use init::init;
 pub use input::{DistributedDataset, DistributedIterator, InputOptions, InputReplicationMode, LookAhead};
-pub use ops::{Contained, Destinations};
+pub use ops::{Contained, Destinations, ValueContext};
 pub use replicated::Replicated;
 pub use strategy::{
     CommunicationImplementation, CommunicationOptions, CrossDeviceOps, HierarchicalCopyAllReduce,
@@ -53,9 +51,6 @@ pub use strategy::{
     VariablePlacement,
 };
 pub use summary::SummaryWriter;
-#[doc(hidden)]
-pub use values::derived;
-pub use values::{Axes, Distributed, Mirrored, PerReplica, Reducible, ValueContext};
 pub use variables::{Shard, Variable, VariableBuilder, Variables, lookup};
 
 /// Items for the other crates of `distribute`. They are not part of the public interface and may change at any time.
@@ -68,12 +63,7 @@ pub mod internal {
     };
     pub use crate::failure::failure;
     pub use crate::init::prepare;
-    #[cfg(feature = "cuda")]
-    pub use crate::input::DeviceCopier;
-    pub use crate::strategy::{
-        CHECK_DRIFT_EVERY, Departure, Notice, NoticeDecision, Settings, WeakStrategy, check_count,
-        differences, different_counts, digest, exchange_in_call, resolve,
-    };
+    pub use crate::strategy::{CHECK_DRIFT_EVERY, WeakStrategy, check_count, exchange_in_call, resolve};
     pub use crate::variables::{RowSource, UnchangedNorm, rebuild, request_ids, request_rows, row_of_id};
     pub mod warn_single {
         pub use crate::strategy::warn_single::{suppress, warn, warn_without_srun};

@@ -2,11 +2,12 @@
 
 use crate::context::unwrap_candle_error;
 use crate::strategy::Strategy;
-use crate::values::{Distributed, PerReplica, describe_model, require_one_each};
 use crate::variables::Variables;
 use candle_core::Var;
 use candle_nn::VarBuilder;
 use distribute_base::Result;
+use distribute_values::internal::{require_one_each, short_name};
+use distribute_values::{Distributed, PerReplica};
 use std::panic::Location;
 
 type Build<M> = Box<dyn Fn(VarBuilder<'static>) -> Result<M> + Send + Sync>;
@@ -175,6 +176,10 @@ impl Strategy {
         let _scope = self.enter("replicate", "build models before run")?;
         Replicated::build(self, seed, Box::new(move |vb| Ok(build(vb)?)))
     }
+}
+
+fn describe_model<M>(strategy: &Strategy) -> String {
+    format!("a model {} of {strategy}", short_name::<M>())
 }
 
 /// Returns how many of `models` models the replicas of the current world use. Only logical replicas leave some unused.

@@ -3,6 +3,6 @@
 #[doc(inline)]
 pub use distribute_core::Replicated;
 #[doc(hidden)]
-pub use distribute_core::values::derived;
+pub use distribute_values::derived;
 #[doc(inline)]
-pub use distribute_core::values::{Axes, Components, Distributed, Mirrored, Parts, PerReplica, Reducible};
+pub use distribute_values::{Axes, Components, Distributed, Mirrored, Parts, PerReplica, Reducible};

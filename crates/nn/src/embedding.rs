@@ -196,8 +196,7 @@ impl Combine for Each {
 mod tests {
     use super::*;
     use crate::loss;
-    use distribute_base::internal::hold_gpu;
-    use distribute_core::internal::DeviceCopier;
+    use distribute_base::internal::{DeviceCopier, hold_gpu};
     use distribute_testing::{child, skipped, watched};
 
     /// Runs `body` in a separate process, with a CUDA GPU that no other test uses. Skips the test if there is none.

@@ -76,8 +76,8 @@ use distribute_base::internal::lock;
 use distribute_base::{Error, Result};
 use distribute_cluster::World;
 use distribute_ps_tables::{
-    Channel, PartitionStrategy, Partitioner, Placement, PlacementPolicy, PrefetchUsage, Request, Response,
-    RowPartition, Usage,
+    Channel, Partitioner, Placement, PlacementPolicy, PrefetchUsage, Request, Response, RowPartition,
+    TablePolicy, Usage,
 };
 use distribute_tensor::{DType, Wire};
 use std::collections::HashSet;
@@ -115,26 +115,6 @@ pub struct ParameterServers {
     wire: Wire,
     /// The tasks in other processes that end with the training run.
     tasks: OnceLock<Servers>,
-}
-
-/// The policy of servers that store only weights: which weights, and with which partition.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TablePolicy {
-    /// The minimum size in bytes of a variable that is partitioned over all servers. Smaller variables are not stored
-    /// on servers or, with `all_weights`, are stored completely on one of them.
-    pub min_bytes: usize,
-    /// The partition of the rows over all servers.
-    pub partition: PartitionStrategy,
-    /// Whether servers store all weights of models instead of only tables.
-    pub all_weights: bool,
-}
-
-impl TablePolicy {
-    /// Returns `true` if servers store a weight. `table` is the weight's size in bytes if it is a table, and `None`
-    /// otherwise.
-    pub fn stores(self, table: Option<usize>) -> bool {
-        self.all_weights || table.is_some_and(|bytes| bytes >= self.min_bytes)
-    }
 }
 
 /// The policy that decides which missing variables this process creates.
@@ -447,6 +427,6 @@ pub mod internal {
     pub use crate::sharded::{Initial, RowRead, Shard, Sharded, UniqueRows};
     pub use crate::shutdown::Servers;
     pub use crate::variable::{RemoteVariable, id_of_row, no_value, row_of_id};
-    pub use crate::{CreationPolicy, PlacementRequest, TablePolicy};
+    pub use crate::{CreationPolicy, PlacementRequest};
     pub use distribute_optim::StochasticRounding;
 }

@@ -70,13 +70,12 @@ impl Session {
 mod tests {
     use super::*;
     use crate::{
-        CreationPolicy, ParameterServers, PlacementRequest, RowCacheOptions, Sharded, TablePolicy,
-        sharded::Initial,
+        CreationPolicy, ParameterServers, PlacementRequest, RowCacheOptions, Sharded, sharded::Initial,
     };
     use distribute_cluster::World;
     use distribute_ps_tables::{
-        Channel, ChannelError, LocalChannel, PartitionStrategy, Request, Response, Started, Tables,
-        WaitForResponse,
+        Channel, ChannelError, LocalChannel, PartitionStrategy, Request, Response, Started, TablePolicy,
+        Tables, WaitForResponse,
     };
     use distribute_tensor::{DType, HostTensor, IndexedSlices, Write};
     use std::sync::atomic::{AtomicUsize, Ordering};

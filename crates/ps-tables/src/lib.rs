@@ -103,7 +103,9 @@ pub use partitioner::MinSizePartitioner;
 #[doc(alias = "tf.distribute.experimental.partitioners.Partitioner")]
 pub use partitioner::Partitioner;
 pub use partitioner::{PartitionerSpec, partition};
-pub use placement::{Placed, Placement, PlacementPolicy, PlacementSnapshot, shard_name, variable_of};
+pub use placement::{
+    Placed, Placement, PlacementPolicy, PlacementSnapshot, TablePolicy, shard_name, variable_of,
+};
 pub use prefetch::{Prefetch, PrefetchLookup, PrefetchRequest, PrefetchUsage};
 pub use push_window::{Admission, ClientPushes, PushWindows};
 pub use row_cache::{CacheLookup, CachedRows, RowCacheOptions, RowCacheUsage, StepClock};

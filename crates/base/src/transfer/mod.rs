@@ -5,11 +5,14 @@
 //! | [`to_device`] | copies a tensor to a device |
 //! | [`to_host`] | copies a tensor to the host, and waits for its device |
 //! | [`host_value`] | returns integers from a device, without waiting if input has copied them there |
+//!
+//! [`DeviceCopier`] copies the tensors of a dataset.
 
 // - INV-72: `to_device` keeps the source of copies between GPUs until they are complete (cudarc frees it before),
 //   accepts tensors without elements, waits for the work of another handle of the same GPU, and waits for no GPU with
 //   large copies from the host. Tests: `base/src/transfer/tests.rs` (with two GPUs of CUDA, or CUDA in software).
 
+mod device_copier;
 #[cfg(feature = "cuda")]
 mod hold;
 mod host_copies;
@@ -17,6 +20,7 @@ mod host_copies;
 mod pinned;
 #[cfg(any(feature = "cuda", test))]
 mod pool;
+pub use device_copier::DeviceCopier;
 #[cfg(feature = "cuda")]
 pub use hold::hold_gpu;
 

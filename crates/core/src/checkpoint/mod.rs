@@ -2,12 +2,10 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `select` | the tensors to restore, and the report on the others |
 //! | `read` | checked reads of a component's tensors |
 //! | `background` | saves that no worker waits for |
 //! | `workers` | saving and restoring on several workers: the chief writes, all read, and all get the same result |
 //! | `strategy_steps` | the step counter of a strategy, as a component |
-//! | `names` | names of state that exists once per replica |
 
 // - **INV-23** Restoring changes all components or none: each is read and checked before the first is changed. The
 //   same holds over workers: none is saved or restored if one of them cannot read its part; and for a selection of
@@ -15,18 +13,12 @@
 //   `clusters/multi_worker/checkpoint.rs`.
 
 mod background;
-mod names;
 mod read;
-mod select;
 mod state;
 mod strategy_steps;
 mod workers;
 
 pub use background::PendingSave;
-pub use select::{RestoreFilter, RestoreReport, Unrestored};
-pub(crate) use select::{first_names, list_names};
-
-pub(crate) use names::{common_name, copies_name};
 pub use read::read_as;
 pub use read::read_elements;
 pub use read::require_names;
@@ -43,6 +35,8 @@ pub use distribute_checkpoint::{
     CheckpointManager, Description, Error as CheckpointError, HeldTensors, LiveTensors, Metadata, Reader,
     SaveHandle, SourceError, Value, Writer,
 };
+#[doc(inline)]
+pub use distribute_decisions::{RestoreFilter, RestoreReport, Unrestored};
 use distribute_log::warn_or_stderr;
 use std::panic::Location;
 use std::path::{Path, PathBuf};

@@ -6,10 +6,10 @@ use super::passes::Passes;
 use super::plan::CurrentPlan;
 use super::{DistributedIterator, InputOptions, layout, of_this_process, pipeline, spec};
 use crate::strategy::{IndependentWorker, Strategy};
-use crate::values::PerReplica;
 use distribute_base::Result;
 use distribute_data::{AutoShardPolicy, Cardinality, Dataset, Distribution, ElementSpec, Position};
 use distribute_tensor::Nest;
+use distribute_values::PerReplica;
 use std::fmt;
 use std::panic::Location;
 

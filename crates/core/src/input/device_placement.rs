@@ -1,9 +1,9 @@
 //! The placement of per-replica batches: copied to a device, created on a device, or unrestricted.
 
 use super::InputOptions;
-use super::device_copier::DeviceCopier;
 use crate::strategy::Strategy;
 use candle_core::{Device, Tensor};
+use distribute_base::internal::DeviceCopier;
 use distribute_base::{DeviceKind, DeviceName, Error, Result};
 use distribute_data::Distribution;
 use distribute_tensor::{Leaf, Nest, Tree};

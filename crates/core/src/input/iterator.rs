@@ -9,13 +9,13 @@ use super::passes::Passes;
 use super::plan::CurrentPlan;
 use crate::context::require_outside_of_run;
 use crate::strategy::{Strategy, wire};
-use crate::values::PerReplica;
 use distribute_base::{Error, Result};
 use distribute_cluster::{CallSite, Fingerprint, Operation, Stopwatch};
 use distribute_data::distribution::WorkerPass;
 use distribute_data::plan::ends::StepCounts;
 use distribute_data::{Distribution, Position};
 use distribute_tensor::Nest;
+use distribute_values::PerReplica;
 use std::panic::Location;
 
 /// A pass over a [`DistributedDataset`](super::DistributedDataset). Each step yields one batch per local

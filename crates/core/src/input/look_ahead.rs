@@ -2,10 +2,10 @@
 
 use super::DistributedIterator;
 use super::iterator::Taken;
-use crate::values::PerReplica;
 use distribute_base::Result;
 use distribute_data::Position;
 use distribute_tensor::Nest;
+use distribute_values::PerReplica;
 use std::fmt;
 
 /// A pass over a [`DistributedDataset`](super::DistributedDataset) that takes each step before it yields the previous

@@ -11,14 +11,13 @@
 //! | `iterator` | [`DistributedIterator`]: one pass, step by step |
 //! | `look_ahead` | [`LookAhead`]: a pass that takes each step before it yields the previous one |
 //! | `agreement` | the workers' agreement on how they shard a dataset |
-//! | `device_placement`, `device_copier` | the devices of per-replica batches, and the copies to them |
+//! | `device_placement` | the devices of per-replica batches, and the copies to them |
 //! | `passes`, `state`, `deck` | positions of passes; datasets, and decks of files, as components of checkpoints |
 //! | `spec` | specs of batches before the first batch is read |
 
 mod agreement;
 mod dataset;
 mod deck;
-mod device_copier;
 mod device_placement;
 mod from_function;
 mod iterator;
@@ -30,8 +29,6 @@ mod spec;
 mod state;
 
 pub use dataset::DistributedDataset;
-#[cfg(feature = "cuda")]
-pub use device_copier::DeviceCopier;
 pub use iterator::DistributedIterator;
 pub use look_ahead::LookAhead;
 pub use options::{InputOptions, InputReplicationMode};

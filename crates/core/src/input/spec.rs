@@ -1,7 +1,7 @@
 //! The specs and the number of per-replica batches, determined before the first batch is read.
 
-use crate::values::PerReplica;
 use distribute_data::{Cardinality, ElementSpec, Layout, UnevenEnds};
+use distribute_values::PerReplica;
 
 /// Returns the specs of the per-replica batches. The number of rows is known if there is one worker and the
 /// batch size is a known multiple of the number of replicas. `replicas` is the number of replicas of this process.

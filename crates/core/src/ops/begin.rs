@@ -1,10 +1,11 @@
 //! The start of a step on all workers.
 
-use crate::strategy::{Alone, StepTimes, Strategy, alone_differently, wire};
+use crate::strategy::{Strategy, wire};
 use crate::variables::Digest;
 use distribute_base::{Error, ErrorKind, Result};
 use distribute_cluster::{Fingerprint, Operation, Presence, ReplicaStatus, World};
 use distribute_collective::group::{Group, Session};
+use distribute_decisions::internal::{Alone, StepTimes, alone_differently};
 use serde::{Deserialize, Serialize};
 use std::panic::Location;
 use std::sync::Arc;

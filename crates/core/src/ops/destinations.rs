@@ -1,11 +1,11 @@
 //! The devices that get the result of a reduction.
 
 use crate::strategy::Strategy;
-use crate::values::{Mirrored, PerReplica};
 use crate::variables::Variable;
 use distribute_base::{DeviceName, Error, Result};
 use distribute_cluster::Job;
 use distribute_cluster::resolver::ClusterResolver;
+use distribute_values::{Mirrored, PerReplica};
 
 /// The devices that get a copy of a reduction's result.
 ///

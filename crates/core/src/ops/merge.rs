@@ -2,10 +2,10 @@
 
 use crate::context::{Mode, ReplicaContext, enter};
 use crate::strategy::Strategy;
-use crate::values::{Distributed, PerReplica};
 use distribute_base::internal::lock;
 use distribute_base::{Error, Result};
 use distribute_cluster::{Blame, Fingerprint, Operation};
+use distribute_values::{Distributed, PerReplica};
 use std::panic::Location;
 use std::sync::{Arc, Mutex};
 
@@ -13,8 +13,8 @@ impl ReplicaContext {
     /// Pauses all replicas and calls `merge` once, in cross-replica context, with the values of all replicas.
     ///
     /// Replicas get the result of `merge`: each replica its component of a [`PerReplica`], and all replicas the same
-    /// [`Mirrored`](crate::Mirrored) or plain value. Only the closure that replica 0 passes is called; it may call
-    /// [`Strategy::run`]. The other replicas wait for this closure, but no longer than the timeout.
+    /// [`Mirrored`](distribute_values::Mirrored) or plain value. Only the closure that replica 0 passes is called; it
+    /// may call [`Strategy::run`]. The other replicas wait for this closure, but no longer than the timeout.
     ///
     /// With several workers, each worker calls its merge function with the values of its local replicas. The function
     /// must not call `run`, which returns an error. Reductions in the function include the replicas of all workers.

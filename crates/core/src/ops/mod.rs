@@ -7,6 +7,7 @@
 //! | `reduce` | combines the replicas' values: `reduce` and `gather` |
 //! | `reduce_to`, `destinations` | combines values and copies the result to chosen devices |
 //! | `update` | updates variables, once per copy |
+//! | `values` | values that a strategy creates or takes apart |
 //! | `rejoin` | the counters that are equal on all workers, after a process has joined |
 
 mod begin;
@@ -17,6 +18,8 @@ mod reduce_to;
 mod rejoin;
 mod run;
 mod update;
+mod values;
 
 pub use destinations::Destinations;
 pub use update::Contained;
+pub use values::ValueContext;

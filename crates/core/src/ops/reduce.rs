@@ -3,10 +3,11 @@
 use super::reduce_to::{ReductionCall, ReductionInput};
 use crate::context::describe::{describe, describe_without};
 use crate::strategy::Strategy;
-use crate::values::{Axes, Components, Reducible, parts_of};
 use distribute_base::{DeviceName, Error, Result};
 use distribute_cluster::{Fingerprint, Operation};
 use distribute_tensor::{DType, HostTensor, Leaf, Nest, ReduceOp, Tree};
+use distribute_values::internal::parts_of;
+use distribute_values::{Axes, Components, Reducible};
 use std::panic::Location;
 
 const ADVICE: &str = "use the replica context's all_reduce, or merge_call";
@@ -68,8 +69,8 @@ impl Strategy {
             [one] => vec![one],
             _ => vec![DeviceName::cpu(0)],
         };
-        let (leaves, structure): (Vec<Leaf>, _) = match axis.into() {
-            Axes(None) => {
+        let (leaves, structure): (Vec<Leaf>, _) = match axis.into().into_list() {
+            None => {
                 let (leaves, structure) =
                     self.abort_peers_on_err(self.contributions(call.operation, op, value))?;
                 let inputs = [ReductionInput { leaves, structure, to: here }];
@@ -77,7 +78,7 @@ impl Strategy {
                 let [ReductionInput { structure, .. }] = inputs;
                 (reduced.into_iter().flatten().flatten().collect(), structure)
             }
-            Axes(Some(axes)) => {
+            Some(axes) => {
                 let (sums, structure) = self.abort_peers_on_err(self.sums(op, value, &axes))?;
                 (self.reduce_sums(call, sums, &axes, &here)?, structure)
             }
@@ -120,7 +121,7 @@ impl Strategy {
 
     /// Concatenates the replicas' values along `axis`, in the order of replica ids.
     ///
-    /// Shapes may differ only in dimension `axis`. A [`Mirrored`](crate::Mirrored) value counts once per
+    /// Shapes may differ only in dimension `axis`. A [`Mirrored`](distribute_values::Mirrored) value counts once per
     /// replica; a value that is not distributed is returned unchanged.
     ///
     /// With several workers, all must make this call. The result is the same on all workers and contains the

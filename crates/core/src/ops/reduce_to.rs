@@ -3,10 +3,11 @@
 use super::Destinations;
 use crate::context::describe::{describe, describe_for_sum};
 use crate::strategy::{CrossDeviceOps, DEFAULT, Reduction, Strategy, reduce_by};
-use crate::values::{Components, Mirrored, Reducible, parts_of};
 use distribute_base::{DeviceName, Error, Result};
 use distribute_cluster::{Fingerprint, Operation};
 use distribute_tensor::{Leaf, Nest, ReduceOp, Tree};
+use distribute_values::internal::parts_of;
+use distribute_values::{Components, Mirrored, Reducible};
 use std::panic::Location;
 
 const ADVICE: &str = "use the replica context's all_reduce, or merge_call";
@@ -98,9 +99,9 @@ impl ReductionCall {
 impl Strategy {
     /// Reduces a value over all replicas and puts a copy of the result on each of `destinations`.
     ///
-    /// A [`PerReplica`](crate::PerReplica) has one component per replica. A [`Mirrored`] value counts once per replica.
-    /// The MEAN of a value that is not distributed is that value; its SUM over several replicas of one process is an
-    /// error. If the destination is the value itself, this is an all-reduce.
+    /// A [`PerReplica`](distribute_values::PerReplica) has one component per replica. A [`Mirrored`] value counts once
+    /// per replica. The MEAN of a value that is not distributed is that value; its SUM over several replicas of one
+    /// process is an error. If the destination is the value itself, this is an all-reduce.
     ///
     /// This call is also allowed in merge functions. With several workers, all must make it, and all get the same
     /// result. A value that is not distributed is then reduced over the workers, each of which has one value.

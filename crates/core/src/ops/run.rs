@@ -3,7 +3,6 @@
 use super::begin::StartedStep;
 use crate::context::{Mode, ReplicaContext, consecutive_ranges, enter, merging_member, unwrap_candle_error};
 use crate::strategy::{Replicas, Strategy};
-use crate::values::{Distributed, PerReplica};
 use crate::variables::ReadCache;
 use candle_core::{Tensor, Var};
 use distribute_base::internal::STEP;
@@ -12,6 +11,7 @@ use distribute_base::{Error, Result};
 use distribute_cluster::Fault;
 use distribute_collective::group::Session;
 use distribute_ps_client::internal::RunningStep;
+use distribute_values::{Distributed, PerReplica};
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 
@@ -19,8 +19,8 @@ impl Strategy {
     /// Calls `body` once per local replica, concurrently on separate threads. Returns the results.
     ///
     /// Each replica gets its part of `args`: its component of a [`PerReplica`], its copy of a
-    /// [`Mirrored`](crate::Mirrored), its model of a [`Replicated`](crate::Replicated), and other values unchanged.
-    /// `body` may borrow from the caller.
+    /// [`Mirrored`](distribute_values::Mirrored), its model of a [`Replicated`](crate::Replicated), and other values
+    /// unchanged. `body` may borrow from the caller.
     ///
     /// # Errors
     /// - [`Error::Parts`]: an argument was created for a different number of replicas.

@@ -3,10 +3,10 @@
 use super::Destinations;
 use crate::context::{Mode, UpdateContext, current_kind, current_strategy, enter, has_strategy, mixed};
 use crate::strategy::{Strategy, VariablePlacement};
-use crate::values::{Distributed, Mirrored};
 use crate::variables::Variable;
 use candle_core::{Tensor, Var};
 use distribute_base::{ContextKind, DeviceName, Error, Result};
+use distribute_values::{Distributed, Mirrored};
 use std::sync::Arc;
 
 const ADVICE: &str = "use merge_call to leave it first, and reduce the replicas' values there with reduce_to";

@@ -85,14 +85,8 @@ pub trait StrategyExtended: Debug + Send + Sync + 'static {
     /// Returns the devices that variables are stored on.
     #[doc(alias = "tf.distribute.StrategyExtended.parameter_devices")]
     fn parameter_devices(&self) -> Vec<DeviceName> {
-        match self.variable_placement() {
-            VariablePlacement::Central(device) => vec![device],
-            VariablePlacement::Mirrored | VariablePlacement::Ordinary => self.worker_devices().to_vec(),
-            VariablePlacement::Servers => {
-                let servers = self.parameter_servers().map_or(0, |servers| servers.count());
-                (0..servers).map(DeviceName::of_server).collect()
-            }
-        }
+        let servers = || self.parameter_servers().map_or(0, |servers| servers.count());
+        self.variable_placement().devices(self.worker_devices(), servers)
     }
 
     /// Returns the parameter servers that store [all variables](VariablePlacement::Servers), or the client of the

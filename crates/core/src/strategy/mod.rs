@@ -5,13 +5,13 @@
 //! |---|---|
 //! | `extended` | [`StrategyExtended`]: what an author decides: devices, placement of variables, running of replicas |
 //! | `validate`, `default` | checks of an author's decisions; the strategy that is current if none has been entered |
-//! | `devices`, `threads`, `variable_placement` | devices by name; the cores of replicas; the location of variables |
+//! | `devices`, `threads` | devices by name; the cores of replicas |
 //! | `workers`, `cross_worker`, `agreement` | communication with other workers; combining values; sharing results and errors |
-//! | `wire`, `differences` | records that workers exchange; comparing the workers' settings |
-//! | `rejoin`, `departure`, `notice` | re-forming the group; which workers exit after a notice; the notice |
-//! | `local_steps` | steps that each worker trains alone |
+//! | `wire` | records that workers exchange |
+//! | `rejoin` | re-forming the group |
+//! | `apart` | the counts of steps that this worker has trained alone |
 //! | `steps`, `step_stats` | the step counter; results of steps, for monitoring |
-//! | `step_times`, `stragglers` | the time of each worker's steps; which worker makes the others wait, and why |
+//! | `step_meter` | the times of each worker's steps |
 //! | `extensions` | state that modules above this one store with a strategy |
 //! | `warn_single` | the warning that a process trains alone although it was started as one of several |
 //!
@@ -19,38 +19,24 @@
 //! over values and the trait must be object-safe. They are in the module `ops`.
 
 mod agreement;
+mod apart;
 mod cross_worker;
 mod default;
-mod departure;
 mod devices;
-mod differences;
 mod extended;
 mod extensions;
-mod local_steps;
-mod notice;
 mod rejoin;
+mod step_meter;
 mod step_stats;
-mod step_times;
 mod steps;
-mod stragglers;
 mod threads;
 mod validate;
-mod variable_placement;
 pub(crate) mod warn_single;
 pub(crate) mod wire;
 mod workers;
 pub(crate) use agreement::Report;
 pub use agreement::exchange_in_call;
-pub use departure::Departure;
 pub use devices::{check_count, resolve};
-pub use differences::Settings;
-pub use differences::differences;
-pub use differences::digest;
-pub use local_steps::different_counts;
-pub(crate) use local_steps::{Alone, alone_differently};
-#[doc(inline)]
-pub use local_steps::{LocalSteps, Outer};
-pub use notice::{Notice, NoticeDecision};
 
 pub use distribute_base::DeviceKind;
 #[doc(alias = "tf.DeviceSpec")]
@@ -64,24 +50,25 @@ pub use distribute_cross_device::{
     CommunicationImplementation, CommunicationOptions, CrossDeviceOps, HierarchicalCopyAllReduce,
     NcclAllReduce, Reduction, ReductionToOneDevice,
 };
+#[doc(inline)]
+pub use distribute_decisions::{
+    LocalSteps, Outer, Straggler, StragglerCause, VariablePlacement, WorkerTimes,
+};
 pub use distribute_tensor::{Compression, Wire};
 pub use extended::CHECK_DRIFT_EVERY;
 #[doc(alias = "tf.distribute.StrategyExtended")]
 pub use extended::StrategyExtended;
 pub use extended::{IndependentWorker, Replicas};
-pub(crate) use step_times::StepTimes;
-pub use stragglers::{Straggler, StragglerCause, WorkerTimes};
 pub use threads::Threads;
-pub use variable_placement::VariablePlacement;
 
 use self::extensions::Extensions;
 use self::step_stats::StepStats;
-use self::step_times::StepMeter;
 use self::workers::Workers;
 use distribute_base::internal::{DeviceCopies, lock};
 use distribute_base::{MixedPrecision, Result};
 use distribute_cluster::World;
 use distribute_collective::recovery::Updates;
+use distribute_decisions::internal::{Notice, StepMeter};
 use distribute_ps_client::internal::Session;
 use std::fmt;
 use std::panic::Location;

@@ -1,10 +1,10 @@
 //! The context in which a variable is accessed, and the copy that belongs to it.
 
-use super::access::{Access, AccessPlan, VariableKind};
 use super::storage::Storage;
 use super::variable::Variable;
 use crate::context::{Mode, ReplicaContext, mixed, with_mode};
 use distribute_base::{ContextKind, DeviceName, Error, Result};
+use distribute_decisions::internal::{Access, AccessPlan, VariableKind, plan};
 
 /// The context in which a variable is accessed.
 pub(super) struct AccessSite {
@@ -61,15 +61,13 @@ impl Variable {
         access: Access,
         found: ContextKind,
     ) -> Result<AccessPlan> {
-        super::access::plan(self.0.kind, self.0.aggregation, access, found).map_err(|advice| {
-            Error::VariableAccess {
-                operation,
-                variable: self.name().to_string(),
-                synchronization: self.0.synchronization,
-                aggregation: self.0.aggregation,
-                found,
-                advice,
-            }
+        plan(self.0.kind, self.0.aggregation, access, found).map_err(|advice| Error::VariableAccess {
+            operation,
+            variable: self.name().to_string(),
+            synchronization: self.0.synchronization,
+            aggregation: self.0.aggregation,
+            found,
+            advice,
         })
     }
 

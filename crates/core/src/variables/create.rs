@@ -1,9 +1,7 @@
 //! [`VariableBuilder`]: creation of variables.
 
-use super::access::VariableKind;
 use super::error::with_name;
 use super::model::ModelInit;
-use super::placement::{Placement, Policy, Purpose, StorageLocation};
 use super::rows;
 use super::storage::Storage;
 use super::variable::{Inner, Variable};
@@ -12,6 +10,7 @@ use crate::strategy::Strategy;
 use candle_core::{Tensor, Var};
 use distribute_base::{DeviceName, Error, Result, VariableAggregation, VariableSynchronization};
 use distribute_cluster::{Fingerprint, Operation};
+use distribute_decisions::internal::{Placement, Policy, Purpose, StorageLocation, VariableKind};
 use distribute_ps_client::internal::{
     Dynamic, HostCache, Initial, PlacementRequest, RemoteVariable, Sharded, StochasticRounding,
 };

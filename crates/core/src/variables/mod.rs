@@ -6,8 +6,6 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `access` | the operations that are allowed in each context, as one pure function |
-//! | `placement` | where a new variable is stored, as one pure function |
 //! | `storage` | the memory of one copy: candle's, the host's, or parameter servers |
 //! | `variable`, `create` | [`Variable`] and its properties; creating variables |
 //! | `registry` | the variables of a strategy |
@@ -23,7 +21,6 @@
 //! | `model` | [`Variables`]: the variables of a model, created by `replicate` |
 
 mod abandoned;
-mod access;
 mod access_site;
 mod cache;
 mod checksum;
@@ -34,7 +31,6 @@ mod error;
 mod live;
 pub mod lookup;
 mod model;
-mod placement;
 mod read;
 mod reduced;
 mod registry;

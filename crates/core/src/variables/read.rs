@@ -1,10 +1,10 @@
 //! Reading variables.
 
-use super::access::{Access, AccessPlan, Combine};
 use super::variable::Variable;
 use candle_core::Tensor;
 use distribute_base::{ContextKind, Error, Result};
 use distribute_cluster::{Fingerprint, Operation};
+use distribute_decisions::internal::{Access, AccessPlan, Combine};
 use distribute_tensor::{Leaf, Nest, Tree};
 use std::panic::Location;
 

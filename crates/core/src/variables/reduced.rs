@@ -2,9 +2,10 @@
 
 use super::variable::Variable;
 use crate::context::current_kind;
-use crate::values::{Components, Parts, PerReplica, Reducible, plain};
 use distribute_base::{ContextKind, Result};
 use distribute_tensor::{Leaf, Tree};
+use distribute_values::internal::plain;
+use distribute_values::{Components, Parts, PerReplica, Reducible};
 
 /// The contribution of a variable depends on the context. In replica and update context it is the value that a read
 /// returns. Elsewhere it is the separate copies of an ON_READ variable, regardless of its aggregation, and the common

@@ -1,14 +1,14 @@
 //! A variable as a component of a checkpoint.
 
-use super::access::{Access, AccessPlan, VariableKind};
 use super::variable::Variable;
 use crate::checkpoint::{
-    Checkpointed, Reader, Restore, RestoreFilter, RestoreReport, SOME, Writer, copies_name, decide, read_as,
-    read_cast, require_names, verify_as,
+    Checkpointed, Reader, Restore, RestoreFilter, RestoreReport, SOME, Writer, decide, read_as, read_cast,
+    require_names, verify_as,
 };
 use crate::strategy::Strategy;
 use distribute_base::Result;
 use distribute_checkpoint::LiveTensors;
+use distribute_decisions::internal::{Access, AccessPlan, VariableKind, copies_name};
 use distribute_ps_client::internal::{Sharded, no_value};
 use distribute_tensor::{HostTensor, Leaf, Write};
 use std::ops::Range;

@@ -1,16 +1,16 @@
 //! A variable: a value that replicas share, or of which each replica has a copy.
 
-use super::access::VariableKind;
 use super::create::VariableBuilder;
 use super::storage::Storage;
 use crate::context::current_kind;
 use crate::strategy::Strategy;
-use crate::values::Distributed;
 use candle_core::Var;
 use distribute_base::internal::DeviceCopies;
 use distribute_base::{ContextKind, DeviceName, Error, Result, VariableAggregation, VariableSynchronization};
+use distribute_decisions::internal::VariableKind;
 use distribute_ps_client::internal::{PlacementRequest, RemoteVariable, Sharded, StochasticRounding};
 use distribute_tensor::{DType, Leaf, Nest};
+use distribute_values::Distributed;
 use std::fmt;
 use std::sync::{Arc, Mutex, Weak};
 

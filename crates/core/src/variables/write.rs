@@ -6,19 +6,19 @@
 //   copies, which `colocate_vars_with` has requested, follow at the end of its step
 //   (`Variable::copy_to_followers`). Tests: `computing/variables/`, `computing/contexts/beside.rs`.
 
-use super::access::{Access, AccessPlan, Combine};
 use super::checksum::host_checksum;
 use super::storage::Storage;
 use super::variable::Variable;
 use crate::context::{Mode, ReplicaContext, current_kind, with_mode};
-use crate::values::{Components, PerReplica, Reducible};
 use bytes::Bytes;
 use candle_core::Tensor;
 use distribute_base::internal::lock;
 use distribute_base::{ContextKind, Error, Result};
 use distribute_cluster::{Fingerprint, Operation};
+use distribute_decisions::internal::{Access, AccessPlan, Combine};
 use distribute_ps_client::internal::Session;
 use distribute_tensor::{HostTensor, IndexedSlices, Leaf, ReduceOp, Tree, Write};
+use distribute_values::{Components, PerReplica, Reducible};
 use std::ops::Range;
 use std::panic::Location;
 use std::sync::MutexGuard;
@@ -32,7 +32,7 @@ macro_rules! writes {
             /// - [`Error::VariableAccess`]: the variable cannot be written in this context. The error
             ///   includes advice.
             /// - [`Error::InvalidArgument`]: the value has a different shape or dtype than the variable, or
-            ///   is a [`PerReplica`](crate::PerReplica). Reduce a per-replica value first, or write each
+            ///   is a [`PerReplica`]. Reduce a per-replica value first, or write each
             ///   replica's value in `run`.
             /// - [`Error::MixedStrategies`]: called in another strategy's context.
             /// - [`Error::Collective`]: a replica does not make the call. Nothing has been written.

@@ -11,7 +11,8 @@ use distribute_cluster::{Fingerprint, Operation};
 use distribute_collective::Failure;
 use distribute_collective::group::{GroupCall, Real, SumOptions, numbers};
 use distribute_collective::threads::Member;
-use distribute_core::internal::{different_counts, exchange_in_call, failure, wire};
+use distribute_core::internal::{exchange_in_call, failure, wire};
+use distribute_decisions::internal::different_counts;
 use std::panic::Location;
 
 /// The context in which the calls of an outer step are made.

@@ -11,7 +11,8 @@ use distribute_cluster::Fingerprint;
 use distribute_collective::Failure;
 use distribute_collective::group::GroupCall;
 use distribute_collective::threads::Member;
-use distribute_core::internal::{Mode, Settings, enter};
+use distribute_core::internal::{Mode, enter};
+use distribute_decisions::internal::Settings;
 use std::sync::Arc;
 
 /// The contributions of all replicas to a step.

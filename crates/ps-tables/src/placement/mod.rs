@@ -4,7 +4,7 @@
 mod display;
 mod policy;
 
-pub use policy::PlacementPolicy;
+pub use policy::{PlacementPolicy, TablePolicy};
 
 use crate::{Error, Result, RowPartition};
 use distribute_tensor::DType;

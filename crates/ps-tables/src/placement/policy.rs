@@ -1,5 +1,6 @@
-//! The choice of a server for a new variable or shard.
+//! The choice of a server for a new variable or shard, and of the weights that servers store.
 
+use crate::PartitionStrategy;
 use distribute_cluster::fnv1a;
 use distribute_tensor::random::mix;
 use serde::{Deserialize, Serialize};
@@ -17,6 +18,26 @@ pub enum PlacementPolicy {
     /// A server chosen by a hash of the name, independent of the order of creation and of other variables. If a server
     /// is added, only the variables that are now assigned to it move.
     ByHash,
+}
+
+/// The policy of servers that store only weights: which weights, and with which partition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TablePolicy {
+    /// The minimum size in bytes of a variable that is partitioned over all servers. Smaller variables are not stored
+    /// on servers or, with `all_weights`, are stored completely on one of them.
+    pub min_bytes: usize,
+    /// The partition of the rows over all servers.
+    pub partition: PartitionStrategy,
+    /// Whether servers store all weights of models instead of only tables.
+    pub all_weights: bool,
+}
+
+impl TablePolicy {
+    /// Returns `true` if servers store a weight. `table` is the weight's size in bytes if it is a table, and `None`
+    /// otherwise.
+    pub fn stores(self, table: Option<usize>) -> bool {
+        self.all_weights || table.is_some_and(|bytes| bytes >= self.min_bytes)
+    }
 }
 
 /// The state on which the choice of a server depends.

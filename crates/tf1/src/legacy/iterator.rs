@@ -1,9 +1,10 @@
 //! Iterators that can be restarted, and the sources that input functions return.
 
 use distribute_base::{Error, Result};
-use distribute_core::{Distributed, DistributedDataset, DistributedIterator, PerReplica};
+use distribute_core::{DistributedDataset, DistributedIterator};
 use distribute_data::{Dataset, ElementSpec};
 use distribute_tensor::Nest;
+use distribute_values::{Distributed, PerReplica};
 use std::sync::Arc;
 
 /// An iterator over a distributed dataset that can be restarted.

@@ -22,12 +22,11 @@ pub use session::SessionConfig;
 
 use distribute_base::{Error, Result};
 use distribute_core::internal::require_outside_of_run;
-use distribute_core::{
-    Distributed, InputOptions, InputReplicationMode, PerReplica, ReplicaContext, Strategy,
-};
+use distribute_core::{InputOptions, InputReplicationMode, ReplicaContext, Strategy};
 use distribute_data::numpy::{read_npy, read_npz};
 use distribute_data::{Dataset, InputContext, Location};
 use distribute_tensor::Nest;
+use distribute_values::{Distributed, PerReplica};
 
 /// Methods of TensorFlow's strategies that have since been renamed or replaced, for [`Strategy`]. Import this trait to
 /// port a program without changing its calls.

@@ -2,7 +2,7 @@
 
 use distribute_base::internal::lock;
 use distribute_base::{Error, Result};
-use distribute_core::internal::Notice;
+use distribute_decisions::internal::Notice;
 use distribute_log::info_or_stderr;
 use signal_hook::consts::SIGTERM;
 use signal_hook::flag::register_conditional_default;

@@ -10,12 +10,13 @@ use crate::training::Training;
 use candle_core::Tensor;
 use distribute_base::{Error, Result};
 use distribute_core::{
-    Checkpoint, DistributedDataset, DistributedIterator, PerReplica, ReplicaContext, Replicated, Strategy,
+    Checkpoint, DistributedDataset, DistributedIterator, ReplicaContext, Replicated, Strategy,
 };
 use distribute_data::Cardinality;
 use distribute_optim::Rule;
 use distribute_optimizer::Optimizer;
 use distribute_tensor::{Nest, ReduceOp};
+use distribute_values::PerReplica;
 use std::cell::Cell;
 use std::ops::ControlFlow;
 use std::panic::Location;

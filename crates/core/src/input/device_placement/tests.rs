@@ -52,7 +52,7 @@ fn next(copied: &Receiver<CopyRecord>) -> CopyRecord {
 }
 
 /// Returns the numbers and the ids of each replica in a step.
-fn seen(step: &crate::PerReplica<Both>) -> Vec<(Vec<u32>, Vec<i64>)> {
+fn seen(step: &distribute_values::PerReplica<Both>) -> Vec<(Vec<u32>, Vec<i64>)> {
     step.iter().map(|(numbers, ids)| (numbers.to_vec1().unwrap(), ids.to_vec().unwrap())).collect()
 }
 

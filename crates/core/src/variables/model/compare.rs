@@ -2,9 +2,10 @@
 
 use super::Variables;
 use super::files::{hash_tensor, hex};
-use crate::strategy::{Settings, differences, digest, wire};
+use crate::strategy::wire;
 use distribute_base::{Error, ErrorKind, Result};
 use distribute_cluster::{Fingerprint, Operation};
+use distribute_decisions::internal::{Settings, differences, digest};
 use distribute_tensor::Leaf;
 use ring::digest::{Context, SHA256};
 use std::panic::Location;

@@ -1,13 +1,14 @@
 //! Safetensors files of variables, and the checksum of all variables.
 
 use super::Variables;
-use crate::checkpoint::{RestoreFilter, RestoreReport, first_names, list_names};
+use crate::checkpoint::{RestoreFilter, RestoreReport};
 use crate::context::require_outside_of_run;
 use bytes::Bytes;
 use candle_core::safetensors::BufferedSafetensors;
 use candle_core::{Device, Tensor};
 use distribute_base::{Error, Result};
 use distribute_cluster::{Fingerprint, Operation};
+use distribute_decisions::internal::{first_names, list_names};
 use distribute_files::WholeFile;
 use distribute_tensor::{DType, Leaf};
 use ring::digest::{Context, SHA256};

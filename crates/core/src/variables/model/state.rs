@@ -2,12 +2,13 @@
 
 use super::{ModelVariable, Variables};
 use crate::checkpoint::{
-    Checkpointed, Reader, Restore, RestoreFilter, RestoreReport, Writer, common_name, copies_name, decide,
-    read_as, read_cast, require_names,
+    Checkpointed, Reader, Restore, RestoreFilter, RestoreReport, Writer, decide, read_as, read_cast,
+    require_names,
 };
 use crate::strategy::Strategy;
 use candle_core::Device;
 use distribute_base::{Error, Result};
+use distribute_decisions::internal::{common_name, copies_name};
 use distribute_tensor::{DType, HostTensor};
 use serde_json::json;
 

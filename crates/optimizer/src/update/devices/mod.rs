@@ -16,7 +16,7 @@
 //   host when it is read, and an update that fails for lack of memory has changed nothing. In `base`'s `transfer`
 //   only `to_host` waits, and large copies use pinned memory. Tests: `optimizer/src/update/devices/tests.rs`,
 //   `optimizer/src/checks/pending_losses.rs`, `distribute/tests/devices/main.rs`, `base/src/transfer/host_copies.rs`,
-//   `core/src/input/device_copier.rs`.
+//   `base/src/transfer/device_copier.rs`.
 
 mod compute;
 mod fused;

@@ -15,7 +15,7 @@ use distribute_checkpoint::{Reader, Value};
 use distribute_cluster::resolver::{ClusterResolver, TfConfigClusterResolver};
 use distribute_cluster::{Deadline, Job};
 use distribute_core::Checkpoint;
-use distribute_core::internal::Notice;
+use distribute_decisions::internal::Notice;
 use distribute_summary::SummaryWriter;
 use ledger::Ledger;
 use std::collections::BTreeSet;

@@ -5,25 +5,27 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// The checksum of a variable on one worker.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct VariableChecksum {
+pub struct VariableChecksum {
     /// The sequence number of the variable in its strategy, in the order of creation.
-    pub(super) id: u64,
-    pub(super) name: String,
+    pub id: u64,
+    /// The name of the variable.
+    pub name: String,
     /// The dtype and shape, as text.
-    pub(super) value: String,
-    pub(super) sum: u32,
+    pub value: String,
+    /// The checksum of all elements.
+    pub sum: u32,
 }
 
 /// The variables that have drifted.
 #[derive(Debug, PartialEq)]
-pub(super) struct Drift {
+pub struct Drift {
     /// The names of the variables that differ, in the order of creation. There is at least one.
-    pub(super) variables: Vec<String>,
+    pub variables: Vec<String>,
     /// The workers on which the value of a variable differs from the majority's; all workers if a variable has no value
     /// that a majority has.
-    pub(super) workers: Vec<usize>,
+    pub workers: Vec<usize>,
     /// The description of the difference, for an error message.
-    pub(super) text: String,
+    pub text: String,
 }
 
 /// The checksums of a variable that differs.
@@ -38,7 +40,7 @@ struct Differing<'a> {
 /// Returns the variables that differ between workers. Variables that a worker lacks, or has with a different name,
 /// dtype or shape, are skipped. `all` contains the checksums of each worker, sorted by id. Returns `None` if no
 /// variable differs.
-pub(super) fn find_drift(all: &[Vec<VariableChecksum>]) -> Option<Drift> {
+pub fn find_drift(all: &[Vec<VariableChecksum>]) -> Option<Drift> {
     let (first, others) = all.split_first()?;
     let differing = first.iter().filter_map(|sum| {
         let same = |theirs: &&VariableChecksum| (&theirs.name, &theirs.value) == (&sum.name, &sum.value);

@@ -1,7 +1,7 @@
 //! Decides which workers exit after a notice: a pure function.
 
 // - INV-44: only the workers with a notice exit, if enough others are left and the first is among them; otherwise all
-//   exit, after one checkpoint. Tests: `core/src/strategy/departure.rs`, `clusters/recovery/leaving.rs`,
+//   exit, after one checkpoint. Tests: `decisions/src/departure.rs`, `clusters/recovery/leaving.rs`,
 //   `clusters/recovery/elastic.rs`.
 
 /// A decision on the workers that exit after a notice.
@@ -18,7 +18,7 @@ impl Departure {
     /// is the total number of workers. `min_remaining` is the minimum number of workers with which training can
     /// continue; `None` means that all are needed. Worker 0 is always needed, because the rendezvous takes place at its
     /// address.
-    pub(super) fn decide(notified: &[usize], workers: usize, min_remaining: Option<usize>) -> Self {
+    pub fn decide(notified: &[usize], workers: usize, min_remaining: Option<usize>) -> Self {
         let left = workers.saturating_sub(notified.len());
         match min_remaining {
             Some(min_remaining) if left >= min_remaining && !notified.contains(&0) => Departure::Notified,

@@ -1,11 +1,9 @@
 //! The time of a step on this worker, by what it was spent on. Workers send it to each other when the next step begins.
 
-use super::Strategy;
-use super::stragglers::{Straggler, StragglerCause, Stragglers, WorkerTimes};
+use crate::stragglers::{Straggler, StragglerCause, Stragglers, WorkerTimes};
 use distribute_base::internal::lock;
 use distribute_cluster::{Stopwatch, processor_time};
-use distribute_collective::group::{Group, Waits};
-use distribute_log::warn_or_stderr;
+use distribute_collective::group::Waits;
 use serde::{Deserialize, Serialize};
 use std::sync::Mutex;
 use std::time::Duration;
@@ -13,8 +11,8 @@ use std::time::Duration;
 /// The time that a worker spent since its previous step began. It is only used to find stragglers: nothing that is
 /// computed depends on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct StepTimes {
-    /// The time inside of [`run`](super::Strategy::run), without waits for other workers.
+pub struct StepTimes {
+    /// The time inside of `run`, without waits for other workers.
     pub computing: Duration,
     /// The processor time of the whole process inside of `run`; zero if the system does not report it.
     pub processor: Duration,
@@ -30,14 +28,14 @@ pub(crate) struct StepTimes {
 
 impl StepTimes {
     /// Returns the time in which this worker made the others wait.
-    pub(crate) fn own(&self) -> Duration {
+    pub fn own(&self) -> Duration {
         self.computing.saturating_add(self.input).saturating_add(self.outside)
     }
 }
 
 /// The times of this worker's steps, and those of all workers.
 #[derive(Debug, Default)]
-pub(super) struct StepMeter {
+pub struct StepMeter {
     mine: Mutex<Mine>,
     all: Mutex<All>,
 }
@@ -132,66 +130,47 @@ impl Mine {
     }
 }
 
-impl Strategy {
-    /// Returns the worker that makes the others wait, and why, if there is one. It is found from the times of all
-    /// workers in about the last minute, at the earliest after 10 s and 20 steps; with a single worker, never. All
-    /// workers find the same one. The chief also logs a warning, once for each worker and cause.
-    ///
-    /// A worker is slow if it takes at least 1.25 times as long as the median of the others, and the others wait at
-    /// least a tenth of each step for it. From three workers on, a worker whose messages arrive late is found as well.
-    ///
-    /// ```
-    /// # use distribute::prelude::*;
-    /// let strategy = MirroredStrategy::cpus(2)?;
-    /// assert!(strategy.straggler().is_none() && strategy.worker_times().is_empty());
-    /// # Ok::<(), distribute::Error>(())
-    /// ```
+impl StepMeter {
+    /// Returns the worker that makes the others wait, and why, if there is one.
     pub fn straggler(&self) -> Option<Straggler> {
-        lock(&self.step_meter().all).stragglers.straggler()
+        lock(&self.all).stragglers.straggler()
     }
 
-    /// Returns the mean times of each worker in a step, over about the last minute, in the order of ranks. The list is
-    /// empty if there is only one worker, and before the second step.
-    pub fn worker_times(&self) -> Vec<WorkerTimes> {
-        lock(&self.step_meter().all).stragglers.means()
+    /// Returns the mean times of each worker in a step, in the order of ranks.
+    pub fn means(&self) -> Vec<WorkerTimes> {
+        lock(&self.all).stragglers.means()
     }
 
     /// Records that the program waited this long for the input of this worker.
-    pub(crate) fn record_input_time(&self, time: Duration) {
-        let input = &mut lock(&self.step_meter().mine).times.input;
+    pub fn record_input(&self, time: Duration) {
+        let input = &mut lock(&self.mine).times.input;
         *input = input.saturating_add(time);
     }
 
-    /// Returns the times of this worker since its previous step began.
-    pub(crate) fn take_step_times(&self, group: &Group) -> StepTimes {
-        group.take_waits(|waits| lock(&self.step_meter().mine).take(waits))
+    /// Returns the times of this worker since its previous step began. `waits` are those since that step ended.
+    pub fn take(&self, waits: Waits<'_>) -> StepTimes {
+        lock(&self.mine).take(waits)
     }
 
-    /// Records that a step has begun on all workers, and the times of all workers before, in the order of ranks.
-    pub(crate) fn record_step_begin(&self, group: &Group, all: &[StepTimes]) {
-        let new = lock(&self.step_meter().all).add(all);
-        if let Some(straggler) = new.filter(|_| self.world().is_chief()) {
-            let worker = self.describe_worker(straggler.worker);
-            let Straggler { cause, seconds_per_step, share, .. } = straggler;
-            warn_or_stderr(|| {
-                tracing::warn!(
-                    "all workers wait for {worker}, {:.1} ms and {:.0} % of each step: {cause}",
-                    seconds_per_step * 1e3,
-                    share * 100.
-                );
-            });
-        }
-        group.take_waits(|waits| lock(&self.step_meter().mine).begin(waits));
+    /// Records the times of all workers before a step, in the order of ranks. Returns the straggler, unless it has been
+    /// returned before.
+    pub fn add(&self, all: &[StepTimes]) -> Option<Straggler> {
+        lock(&self.all).add(all)
     }
 
-    /// Records that the step has ended on this worker.
-    pub(crate) fn record_step_end(&self, group: &Group) {
-        group.take_waits(|waits| lock(&self.step_meter().mine).end(waits));
+    /// Records that a step begins. `waits` are those for its beginning.
+    pub fn begin(&self, waits: Waits<'_>) {
+        lock(&self.mine).begin(waits);
+    }
+
+    /// Records that the step has ended on this worker. `waits` are those since it began.
+    pub fn end(&self, waits: Waits<'_>) {
+        lock(&self.mine).end(waits);
     }
 
     /// Discards the times of all workers, because the workers have changed.
-    pub(super) fn forget_times(&self) {
-        *lock(&self.step_meter().all) = All::default();
+    pub fn forget(&self) {
+        *lock(&self.all) = All::default();
     }
 }
 

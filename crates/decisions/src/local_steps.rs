@@ -1,12 +1,11 @@
-//! Steps that each worker trains alone, and the count of them since the workers last agreed on their weights.
+//! Steps that each worker trains alone: their settings, and the differences between workers.
 
-use super::{Compression, Strategy};
-use distribute_base::{Error, ErrorKind, Result};
+use distribute_base::{Error, ErrorKind};
 use distribute_cluster::{ReplicaCount, World};
+use distribute_tensor::Compression;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
-use std::sync::atomic::Ordering;
 
 /// The number of steps that each worker trains alone, and what the workers do after them.
 ///
@@ -128,89 +127,36 @@ impl FromStr for Outer {
 
 /// The local steps of a worker when a step begins. They are equal on all workers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Alone {
-    settings: LocalSteps,
+pub struct Alone {
+    /// The settings of the strategy.
+    pub settings: LocalSteps,
     /// The number of local steps since the workers last agreed, of all optimizers together.
-    since: u64,
+    pub since: u64,
     /// The number of outer steps since optimizers were restored, of all optimizers together, also dropped ones.
-    outer: u64,
+    pub outer: u64,
     /// The number of local steps of optimizers that were dropped before their outer step.
-    abandoned: u64,
+    pub abandoned: u64,
 }
 
-impl Strategy {
-    /// Returns the local steps of this strategy's workers; `None` if the workers train in lock step.
-    pub fn local_steps(&self) -> Option<LocalSteps> {
-        self.0.local_steps
-    }
-
-    /// Returns `true` if this worker has trained alone since the workers last agreed on their weights.
-    #[doc(hidden)]
-    pub fn is_apart(&self) -> bool {
-        self.0.apart.load(Ordering::Relaxed) > 0
-    }
-
-    /// Records that the number of an optimizer's local steps since its last outer step has changed.
-    #[doc(hidden)]
-    pub fn record_local_steps(&self, before: u64, after: u64) {
-        self.0.apart.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
-    }
-
-    /// Records that the number of an optimizer's outer steps has changed.
-    #[doc(hidden)]
-    pub fn record_outer_steps(&self, before: u64, after: u64) {
-        self.0.outer_steps.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
-    }
-
-    /// Records that all workers have restored the state of optimizers. From now on, they count outer steps from 0.
-    #[doc(hidden)]
-    pub fn forget_outer_steps(&self) {
-        self.0.outer_steps.store(0, Ordering::Relaxed);
-    }
-
-    /// Records that the workers have transferred a state after a rendezvous. `all_received` is whether all but one have
-    /// received it, so that all have the same weights.
-    #[doc(hidden)]
-    pub fn record_transfer(&self, all_received: bool) {
-        self.forget_outer_steps();
-        if all_received {
-            self.forget_abandoned_steps();
+impl Alone {
+    /// Returns the error of an operation that needs one state of all workers, if each worker has its own weights.
+    pub fn own_weights(&self, operation: &'static str) -> Option<Error> {
+        let Self { settings: LocalSteps { steps, .. }, since, abandoned, .. } = *self;
+        if abandoned > 0 {
+            return Some(error_of_abandoned(operation, abandoned));
         }
-    }
-
-    /// Returns an error if each worker has its own weights at the moment. Returns no error if there are no other
-    /// workers, or if this worker makes no calls with them.
-    ///
-    /// # Errors
-    /// - [`Error::Failed`] of the kind `Usage`: the workers have trained alone since the last outer step.
-    pub(crate) fn require_agreement(&self, operation: &'static str) -> Result<()> {
-        let Some(alone) = self.alone() else { return Ok(()) };
-        if (alone.since, alone.abandoned) == (0, 0) || self.group().is_none() {
-            return Ok(());
-        }
-        if alone.abandoned > 0 {
-            return Err(abandoned(operation, alone.abandoned));
-        }
-        let (since, steps) = (alone.since, alone.settings.steps);
         let reason = format!(
             "each worker has trained alone for {since} steps since the last outer step, so there is no state of all \
              workers: do this after an outer step (every {steps} steps of an optimizer), or call \
              optimizer.finish_local_steps() on all workers before"
         );
-        Err(Error::failed(ErrorKind::Usage, operation, reason))
-    }
-
-    /// Returns the local steps of this worker; `None` in lock step.
-    pub(crate) fn alone(&self) -> Option<Alone> {
-        let settings = self.0.local_steps?;
-        let [since, outer] = [&self.0.apart, &self.0.outer_steps].map(|count| count.load(Ordering::Relaxed));
-        Some(Alone { settings, since, outer, abandoned: self.abandoned_steps() })
+        (since > 0).then(|| Error::failed(ErrorKind::Usage, operation, reason))
     }
 }
 
 /// Returns the error for workers with different settings, or at different positions within their local steps, or with
 /// other weights because an optimizer was dropped between outer steps. Returns `None` if none of this is so.
-pub(crate) fn alone_differently(operation: &'static str, all: &[Option<Alone>]) -> Option<Error> {
+pub fn alone_differently(operation: &'static str, all: &[Option<Alone>]) -> Option<Error> {
     let first = all.first()?;
     let settings = |alone: &Option<Alone>| alone.map(|alone| alone.settings);
     if let Some(worker) = all.iter().position(|alone| settings(alone) != settings(first)) {
@@ -227,7 +173,7 @@ pub(crate) fn alone_differently(operation: &'static str, all: &[Option<Alone>]) 
     }
     let of = |number: fn(&Alone) -> u64| all.iter().flatten().map(number).collect::<Vec<_>>();
     if let Some(steps) = of(|alone| alone.abandoned).into_iter().find(|steps| *steps > 0) {
-        return Some(abandoned(operation, steps));
+        return Some(error_of_abandoned(operation, steps));
     }
     different_counts(operation, "local steps since the last outer step", &of(|alone| alone.since)).or_else(
         || different_counts(operation, "outer steps since the last restore", &of(|alone| alone.outer)),
@@ -250,7 +196,7 @@ pub fn different_counts(operation: &'static str, steps: &str, counts: &[u64]) ->
 }
 
 /// Returns the error of a call after an optimizer was dropped between two outer steps.
-fn abandoned(operation: &'static str, steps: u64) -> Error {
+fn error_of_abandoned(operation: &'static str, steps: u64) -> Error {
     let reason = format!(
         "an optimizer was dropped {steps} steps after its last outer step, so each worker has other weights: call \
          finish_local_steps() on all workers before it is dropped, or restore all variables that it trained"

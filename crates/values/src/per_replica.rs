@@ -7,7 +7,7 @@ use std::fmt;
 
 /// One value per local replica, in the order of replica ids.
 ///
-/// [`run`](crate::Strategy::run) always returns a `PerReplica`, even with a single replica, and so does each step of a
+/// `Strategy::run` always returns a `PerReplica`, even with a single replica, and so does each step of a
 /// distributed dataset. Values are never merged, even if they are the same object.
 ///
 /// Outside `run` there is no single value to compute with, so reduce or gather the values first. If all replicas have
@@ -44,7 +44,9 @@ impl<T> PerReplica<T> {
         Self { values, rows: None }
     }
 
-    pub(crate) fn with_rows(values: Vec<T>, rows: Vec<usize>) -> Self {
+    /// Creates per-replica batches. `rows` has the number of rows of each.
+    #[doc(hidden)]
+    pub fn with_rows(values: Vec<T>, rows: Vec<usize>) -> Self {
         Self { values, rows: Some(rows) }
     }
 
@@ -108,11 +110,11 @@ impl<T> PerReplica<T> {
 
 impl PerReplica<Tensor> {
     /// Returns the number that is equal on all replicas, such as the loss that `minimize` returns or the result of an
-    /// [`all_reduce`](crate::ReplicaContext::all_reduce).
+    /// `all_reduce`.
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`]: the replicas have different numbers, of which the error lists the first. Use
-    ///   [`reduce`](crate::Strategy::reduce) to combine them. Also if there is no value.
+    ///   `Strategy::reduce` to combine them. Also if there is no value.
     /// - [`Error::Candle`]: a value is not a scalar, or does not have the dtype of `S`.
     ///
     /// ```

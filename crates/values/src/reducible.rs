@@ -81,7 +81,7 @@ impl<N: Nest + Clone> Reducible for &Mirrored<N> {
 /// # Errors
 /// - [`Error::InvalidArgument`]: a leaf has another number of components.
 /// - The errors of [`Reducible::into_parts`].
-pub(crate) fn parts_of<V: Reducible>(operation: &'static str, value: V, replicas: usize) -> Result<Parts> {
+pub fn parts_of<V: Reducible>(operation: &'static str, value: V, replicas: usize) -> Result<Parts> {
     let parts = value.into_parts(operation, replicas)?;
     parts.leaves().into_iter().try_for_each(|leaf| match leaf {
         Components::PerReplica(leaves) => require_count(operation, leaves.len(), replicas),
@@ -143,7 +143,15 @@ plain!(
 ///
 /// `None` reduces only over the replicas, `0` also over the batch, and `[0, 1]` also over the first two dimensions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Axes(pub(crate) Option<Vec<i64>>);
+pub struct Axes(Option<Vec<i64>>);
+
+impl Axes {
+    /// Returns the axes of each replica's value; `None` to reduce only over the replicas.
+    #[doc(hidden)]
+    pub fn into_list(self) -> Option<Vec<i64>> {
+        self.0
+    }
+}
 
 impl From<Option<i64>> for Axes {
     fn from(axis: Option<i64>) -> Self {

@@ -1,7 +1,6 @@
 //! [`Distributed`]: values that are split between replicas.
 
 use super::{Mirrored, PerReplica};
-use crate::strategy::Strategy;
 use candle_core::{Tensor, Var};
 use distribute_base::{Error, Result};
 use distribute_tensor::{HostTensor, IndexedSlices};
@@ -66,8 +65,8 @@ pub trait Distributed: Sized {
         Vec::new()
     }
 
-    /// Returns the number of results of [`Strategy::local_results`](crate::Strategy::local_results) for this value: one
-    /// for a single value that is not distributed, otherwise one per local replica.
+    /// Returns the number of results of `Strategy::local_results` for this value: one for a single value that is
+    /// not distributed, otherwise one per local replica.
     fn local_results(&self, replicas: usize) -> usize {
         replicas
     }
@@ -76,11 +75,7 @@ pub trait Distributed: Sized {
 pub(super) const OPERATION: &str = "splitting a value between replicas";
 
 /// Returns the values if there is one per replica. Otherwise returns an error that contains the description `what`.
-pub(crate) fn require_one_each<T>(
-    values: Vec<T>,
-    replicas: usize,
-    what: impl FnOnce() -> String,
-) -> Result<Vec<T>> {
+pub fn require_one_each<T>(values: Vec<T>, replicas: usize, what: impl FnOnce() -> String) -> Result<Vec<T>> {
     let parts = match values.len() {
         n if n == replicas => return Ok(values),
         1 => "1 part".into(),
@@ -98,12 +93,8 @@ fn mirrored() -> String {
     "a Mirrored".into()
 }
 
-pub(crate) fn describe_model<M>(strategy: &Strategy) -> String {
-    format!("a model {} of {strategy}", short_name::<M>())
-}
-
 /// Returns the name of a type, without module paths.
-fn short_name<T: ?Sized>() -> String {
+pub fn short_name<T: ?Sized>() -> String {
     let parts =
         std::any::type_name::<T>().split_inclusive(|c: char| !c.is_alphanumeric() && !"_:".contains(c));
     parts.map(|part| part.rsplit("::").next().unwrap_or(part)).collect()

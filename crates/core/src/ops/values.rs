@@ -1,8 +1,8 @@
 //! The creation of per-replica values, and access to the local components of distributed values.
 
-use super::{Distributed, PerReplica};
 use crate::strategy::Strategy;
 use distribute_base::Result;
+use distribute_values::{Distributed, PerReplica};
 use std::fmt;
 
 impl Strategy {

@@ -1,6 +1,6 @@
 //! Notices to exit that this process or another worker has received.
 
-use crate::strategy::departure::Departure;
+use crate::departure::Departure;
 use distribute_base::internal::lock;
 use distribute_cluster::Stopwatch;
 use std::sync::Mutex;
@@ -67,7 +67,7 @@ impl Notice {
 
     /// Discards the workers' decision, which concerned the workers before a rendezvous. A worker that received a notice
     /// and continues reports the notice again.
-    pub(crate) fn forget(&self) {
+    pub fn forget(&self) {
         lock(&self.0).decision = None;
     }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 /// The sizes of the variables, for splitting all elements into parts of about the same number of bytes.
 #[derive(Debug)]
-pub(super) struct ComparisonPlan {
+pub struct ComparisonPlan {
     variables: Vec<Extent>,
     bytes: u64,
 }
@@ -21,7 +21,7 @@ struct Extent {
 impl ComparisonPlan {
     /// Creates a plan. For each variable, `variables` contains the number of elements and the size of an element in
     /// bytes.
-    pub(super) fn new(variables: impl Iterator<Item = (usize, usize)>) -> Self {
+    pub fn new(variables: impl Iterator<Item = (usize, usize)>) -> Self {
         let mut start = 0u64;
         let extent = |(elements, bytes): (usize, usize)| {
             let extent = Extent { start, elements: elements as u64, bytes: bytes.max(1) as u64 };
@@ -34,7 +34,7 @@ impl ComparisonPlan {
 
     /// Returns the element ranges in part `number` of `parts`, each with the index of its variable. Every element is in
     /// exactly one part.
-    pub(super) fn part(&self, number: u64, parts: u64) -> impl Iterator<Item = (usize, Range<usize>)> {
+    pub fn part(&self, number: u64, parts: u64) -> impl Iterator<Item = (usize, Range<usize>)> {
         let (from, to) = (self.cut(number, parts), self.cut(number + 1, parts));
         let first = self.variables.partition_point(|extent| extent.end() <= from);
         let variables = self.variables.iter().enumerate().skip(first);

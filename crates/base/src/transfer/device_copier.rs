@@ -1,7 +1,7 @@
 //! [`DeviceCopier`]: copies tensors of a dataset to a device.
 
+use super::{HostCopies, through_pinned_memory, to_device};
 use candle_core::{CpuStorage, Device, Result, Storage, Tensor};
-use distribute_base::internal::{HostCopies, through_pinned_memory, to_device};
 use std::sync::Arc;
 
 /// A copier of a dataset's tensors to one device.
@@ -104,11 +104,11 @@ mod tests {
     fn with_gpu(test: &str, body: impl FnOnce(candle_core::CudaDevice) + Send + 'static) {
         use distribute_testing::{child, skipped, watched};
         if child::part().is_none() {
-            let command = child::command(&format!("input::device_copier::tests::{test}"), "by itself");
+            let command = child::command(&format!("transfer::device_copier::tests::{test}"), "by itself");
             child::output(command, std::time::Duration::from_secs(60));
             return;
         }
-        match distribute_base::DeviceName::gpu(0).to_candle() {
+        match crate::DeviceName::gpu(0).to_candle() {
             Ok(Device::Cuda(device)) => watched(|| body(device)),
             Ok(other) => panic!("{:?} is no GPU of CUDA", other.location()),
             Err(error) => skipped(error),
@@ -136,16 +136,13 @@ mod tests {
     #[cfg(feature = "cuda")]
     #[test]
     fn ids_of_another_gpu_are_read_where_they_are() {
-        let to = match (
-            distribute_base::DeviceName::gpu(0).to_candle(),
-            distribute_base::DeviceName::gpu(1).to_candle(),
-        ) {
+        let to = match (crate::DeviceName::gpu(0).to_candle(), crate::DeviceName::gpu(1).to_candle()) {
             (Ok(from), Ok(to)) => (from, to),
             (Err(error), _) | (_, Err(error)) => return distribute_testing::skipped(error),
         };
         let ids = Tensor::new(&[[1u32, 2], [3, 0]], &to.0).unwrap();
         let there = DeviceCopier::new(to.1).copy(&ids).unwrap();
-        let known = distribute_base::internal::host_value(&there.get_on_dim(1, 0).unwrap()).unwrap();
+        let known = crate::internal::host_value(&there.get_on_dim(1, 0).unwrap()).unwrap();
         assert_eq!(known.to_vec1::<u32>().unwrap(), [1, 3]);
     }
 }

@@ -8,26 +8,19 @@
 //! reading memory. A checksum that is updated when rows are written would not detect writes by candle's own calls, nor
 //! failing memory.
 //!
-//! | module | contents |
-//! |---|---|
-//! | `plan` | the elements that are compared in a step, as a pure function of the variables' sizes |
-//! | `decide` | the variables that have drifted, and the workers on which they differ, as a pure function |
+//! The elements of each step, and the variables that differ, are decided in `distribute-decisions`.
 
 // - **INV-37** Variables that have to be the same on all workers are compared between them, each within a number of
 //   steps, at a time when no thread writes them. If one differs, no step begins, and all workers get one error that
-//   names it. After local steps, they are compared when the workers have agreed. Tests: `variables/drift/plan.rs`,
+//   names it. After local steps, they are compared when the workers have agreed. Tests: `decisions/src/drift/plan.rs`,
 //   `clusters/multi_worker/drift.rs`, `multi_worker/local_steps/failures.rs`.
 
-mod decide;
-mod plan;
-
-use self::decide::{Drift, VariableChecksum, find_drift};
-use self::plan::ComparisonPlan;
 use super::variable::{Variable, WeakVariable};
 use crate::strategy::{Strategy, wire};
 use distribute_base::internal::lock;
 use distribute_base::{Error, Result};
 use distribute_cluster::{Fingerprint, Operation};
+use distribute_decisions::internal::{ComparisonPlan, Drift, VariableChecksum, find_drift};
 use distribute_log::warn_or_stderr;
 use serde::{Deserialize, Serialize};
 use std::ops::RangeInclusive;

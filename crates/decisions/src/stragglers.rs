@@ -1,6 +1,6 @@
 //! A decision which worker makes the others wait, and why, from the times that all workers measured.
 
-use super::step_times::StepTimes;
+use crate::step_times::StepTimes;
 use std::fmt;
 use std::time::Duration;
 
@@ -93,7 +93,7 @@ impl WorkerTimes {
 /// The times of all workers, in which older steps count less. All workers have the same times, and find the same
 /// straggler.
 #[derive(Debug, Default)]
-pub(crate) struct Stragglers {
+pub struct Stragglers {
     workers: Vec<Sums>,
     /// The weight of all steps, and the time that they took.
     weight: f64,
@@ -111,7 +111,7 @@ struct Sums {
 impl Stragglers {
     /// Adds the times of all workers in a step, in the order of ranks. Discards the earlier times if the number of
     /// workers has changed.
-    pub(crate) fn add(&mut self, all: &[StepTimes]) {
+    pub fn add(&mut self, all: &[StepTimes]) {
         if self.workers.len() != all.len() {
             let sums = Sums { awaited: vec![0.; all.len()], ..Sums::default() };
             *self = Self { workers: vec![sums; all.len()], ..Self::default() };
@@ -144,7 +144,7 @@ impl Stragglers {
     }
 
     /// Returns the mean times of all workers, in the order of ranks. The list is empty before the first step.
-    pub(crate) fn means(&self) -> Vec<WorkerTimes> {
+    pub fn means(&self) -> Vec<WorkerTimes> {
         let mean = |sum: f64| sum / self.weight.max(1.);
         let of = |sums: &Sums| {
             let WorkerTimes { computing, processor, input, outside, waiting } = sums.times;
@@ -156,7 +156,7 @@ impl Stragglers {
     }
 
     /// Returns the slow worker, if there is one and enough steps have been seen.
-    pub(crate) fn straggler(&self) -> Option<Straggler> {
+    pub fn straggler(&self) -> Option<Straggler> {
         if self.steps < MIN_STEPS || self.seconds < MIN_SECONDS || self.workers.len() < 2 {
             return None;
         }

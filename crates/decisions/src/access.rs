@@ -2,14 +2,14 @@
 //! function that follows the tables in TensorFlow's documentation.
 
 // - **INV-19** One function decides which operations of a variable are allowed in which context, and a refused
-//   operation has changed nothing. Tests: `core/src/variables/access.rs`, `computing/variables/contexts.rs`.
+//   operation has changed nothing. Tests: `decisions/src/access.rs`, `computing/variables/contexts.rs`.
 
 use distribute_base::{ContextKind, VariableAggregation as Aggregation};
 use distribute_tensor::{ReduceOp, Write};
 
 /// The kind of a variable. The strategy derives it from the requested synchronization.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum VariableKind {
+pub enum VariableKind {
     /// A variable of a single replica, without restrictions.
     Ordinary,
     /// A variable whose copies are always equal, or that has one copy for all replicas.
@@ -20,7 +20,8 @@ pub(super) enum VariableKind {
 
 /// An operation on a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Access {
+pub enum Access {
+    /// Reads the complete value.
     Read,
     /// Writes the complete value with the given operation.
     Write(Write),
@@ -30,7 +31,7 @@ pub(super) enum Access {
 
 /// The copies that an operation accesses, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum AccessPlan {
+pub enum AccessPlan {
     /// The operation accesses the copy of this replica, or the copy that is being updated.
     Own,
     /// A write goes to all copies, and a read uses any of them.
@@ -46,13 +47,15 @@ pub(super) enum AccessPlan {
 
 /// The method by which several values are combined into one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Combine {
+pub enum Combine {
+    /// The sum or the mean, for example.
     Reduce(ReduceOp),
+    /// The value of replica 0.
     First,
 }
 
 /// Returns the plan for the operation. If the operation is not allowed, returns advice for the error message.
-pub(super) fn plan(
+pub fn plan(
     kind: VariableKind,
     aggregation: Aggregation,
     access: Access,

@@ -1,12 +1,16 @@
 //! Values of replicas: one value per replica, or a single value that is equal on all replicas.
 //!
+//! Programs use [`distribute`](https://docs.rs/distribute), which exports the public items of this crate in its module
+//! `values`.
+//!
 //! | module | contents |
 //! |---|---|
 //! | `per_replica` | [`PerReplica`], [`Mirrored`] |
 //! | `distributed` | [`Distributed`]: values that are split between replicas, such as arguments of `run` |
 //! | `reducible` | [`Reducible`]: values that `reduce` and `gather` accept |
-//! | `tuples`, `containers`, `derived` | tuples, containers and structs, whose items are handled separately |
-//! | `strategy_values` | values that a strategy creates or takes apart |
+//! | `tuples`, `containers`, [`derived`] | tuples, containers and structs, whose items are handled separately |
+//!
+//! This crate does not depend on strategies: `distribute-core` implements these traits for variables and models.
 
 mod containers;
 #[doc(hidden)]
@@ -14,13 +18,11 @@ pub mod derived;
 mod distributed;
 mod per_replica;
 mod reducible;
-mod strategy_values;
 mod tuples;
 
 #[doc(alias = "tf.distribute.DistributedValues")]
 #[doc(alias = "DistributedValues")]
 pub use distributed::Distributed;
-pub(crate) use distributed::{describe_model, require_one_each};
 #[doc(alias = "tf.distribute.DistributedValues")]
 #[doc(alias = "DistributedValues")]
 pub use per_replica::Mirrored;
@@ -28,5 +30,10 @@ pub use per_replica::Mirrored;
 #[doc(alias = "DistributedValues")]
 pub use per_replica::PerReplica;
 pub use reducible::{Axes, Components, Parts, Reducible};
-pub(crate) use reducible::{parts_of, plain};
-pub use strategy_values::ValueContext;
+
+/// Items for the other crates of `distribute`. They are not part of the public interface and may change at any time.
+#[doc(hidden)]
+pub mod internal {
+    pub use crate::distributed::{require_one_each, short_name};
+    pub use crate::reducible::{parts_of, plain};
+}

@@ -1,6 +1,5 @@
 //! [`RestoreFilter`], which selects the tensors to restore, and [`RestoreReport`], which lists the others.
 
-use crate::checkpoint::{common_name, copies_name};
 use distribute_base::{Error, Result};
 use distribute_tensor::DType;
 use std::collections::{BTreeMap, BTreeSet};
@@ -51,7 +50,8 @@ impl<'a> RestoreFilter<'a> {
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`]: the filter is not lenient, and a selected tensor is missing or does not match.
-    pub(crate) fn decide(
+    #[doc(hidden)]
+    pub fn decide(
         &self,
         operation: &'static str,
         from: &str,
@@ -146,13 +146,15 @@ pub enum Unrestored {
 
 impl RestoreReport {
     /// Adds the report of another component.
-    pub(crate) fn append(&mut self, mut other: Self) {
+    #[doc(hidden)]
+    pub fn append(&mut self, mut other: Self) {
         self.restored.append(&mut other.restored);
         self.unrestored.append(&mut other.unrestored);
     }
 
     /// Completes the report with the names in `there` that were not used. Returns an error if nothing was restored.
-    pub(crate) fn finish(
+    #[doc(hidden)]
+    pub fn finish(
         mut self,
         operation: &'static str,
         from: &str,
@@ -199,14 +201,24 @@ impl fmt::Display for Unrestored {
     }
 }
 
+/// Returns the name of the tensor that holds all replicas' copies, one row per replica.
+pub fn copies_name(prefix: &str) -> String {
+    format!("{prefix}/per_replica")
+}
+
+/// Returns the name of the tensor that holds the value to which a running statistic was last set on all replicas.
+pub fn common_name(prefix: &str) -> String {
+    format!("{prefix}/common")
+}
+
 /// Formats the names in a file or checkpoint as a sorted list, for an error message.
-pub(crate) fn list_names(mut names: Vec<String>) -> String {
+pub fn list_names(mut names: Vec<String>) -> String {
     names.sort();
     if names.is_empty() { "no tensors".into() } else { first_names(&names, ", ") }
 }
 
 /// Joins up to 20 names with `between`. If there are more, appends the number of names that were omitted.
-pub(crate) fn first_names(names: &[String], between: &str) -> String {
+pub fn first_names(names: &[String], between: &str) -> String {
     const SHOWN: usize = 20;
     if names.len() > SHOWN {
         format!("{} and {} more", names[..SHOWN].join(between), names.len() - SHOWN)

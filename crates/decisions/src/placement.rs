@@ -1,32 +1,63 @@
 //! Decides where a new variable of a program or model is stored, and which rules apply to it: a pure function.
 
-use super::access::VariableKind;
-use crate::strategy::VariablePlacement;
+use crate::access::VariableKind;
 use distribute_base::{DeviceKind, DeviceName, VariableSynchronization};
-use distribute_ps_client::internal::TablePolicy;
+use distribute_ps_tables::TablePolicy;
+
+/// The location of a strategy's variables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum VariablePlacement {
+    /// One copy on each worker device.
+    Mirrored,
+    /// A single copy on one device, which all replicas share.
+    Central(DeviceName),
+    /// A single ordinary copy, for strategies with only one replica.
+    Ordinary,
+    /// One value, stored in shards on parameter servers, which all replicas of all workers share.
+    Servers,
+}
+
+impl VariablePlacement {
+    /// Returns the devices that variables are stored on, for replicas on these devices and `servers` servers.
+    #[doc(hidden)]
+    pub fn devices(self, replicas: &[DeviceName], servers: impl FnOnce() -> usize) -> Vec<DeviceName> {
+        match self {
+            Self::Central(device) => vec![device],
+            Self::Mirrored | Self::Ordinary => replicas.to_vec(),
+            Self::Servers => (0..servers()).map(DeviceName::of_server).collect(),
+        }
+    }
+}
 
 /// The storage location of a new variable, and the kind that determines the rules for its use.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Placement {
-    pub(super) at: StorageLocation,
-    pub(super) kind: VariableKind,
+pub struct Placement {
+    /// The location of its copies.
+    pub at: StorageLocation,
+    /// The kind of the variable.
+    pub kind: VariableKind,
 }
 
 /// The location of a variable's copies.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum StorageLocation {
+pub enum StorageLocation {
     /// One copy on each of these devices, with one device per replica of this process, or a single device for all.
     Devices(Vec<DeviceName>),
     /// One value on parameter servers, which all replicas of all workers share. It is partitioned over the servers. If
     /// it is colocated with another variable, it is stored on server `next_to` instead.
-    Servers { next_to: Option<usize> },
+    Servers {
+        /// The server of the other variable.
+        next_to: Option<usize>,
+    },
 }
 
 /// The purpose of a new variable.
 #[derive(Clone, Debug)]
-pub(super) enum Purpose {
+pub enum Purpose {
     /// A variable that the program creates for any use.
     Program {
+        /// The synchronization that the program requested.
         synchronization: VariableSynchronization,
         /// The devices of the variable with which the new variable is colocated, if any.
         colocated: Option<Vec<DeviceName>>,
@@ -43,19 +74,20 @@ pub(super) enum Purpose {
 }
 
 /// The settings of a strategy that determine where variables are stored.
-pub(super) struct Policy<'a> {
-    pub(super) placement: VariablePlacement,
+pub struct Policy<'a> {
+    /// The location of the variables of the strategy.
+    pub placement: VariablePlacement,
     /// The weights that are on servers although other variables are not; `None` if there are none.
-    pub(super) tables: Option<TablePolicy>,
+    pub tables: Option<TablePolicy>,
     /// The devices of this process's replicas.
-    pub(super) replicas: &'a [DeviceName],
+    pub replicas: &'a [DeviceName],
     /// The device of the weights, which the replicas share.
-    pub(super) parameters: DeviceName,
+    pub parameters: DeviceName,
 }
 
 impl Policy<'_> {
     /// Returns the placement of a variable, or the reason why it cannot be created.
-    pub(super) fn place(&self, purpose: Purpose) -> Result<Placement, String> {
+    pub fn place(&self, purpose: Purpose) -> Result<Placement, String> {
         let each = || self.replicas.to_vec();
         let on_servers = self.placement == VariablePlacement::Servers;
         let (synchronization, colocated) = match purpose {

@@ -1,0 +1,70 @@
+//! The times of this worker's steps, which workers send to each other when the next step begins.
+
+use super::Strategy;
+use distribute_collective::group::Group;
+use distribute_decisions::internal::StepTimes;
+use distribute_decisions::{Straggler, WorkerTimes};
+use distribute_log::warn_or_stderr;
+use std::time::Duration;
+
+impl Strategy {
+    /// Returns the worker that makes the others wait, and why, if there is one. It is found from the times of all
+    /// workers in about the last minute, at the earliest after 10 s and 20 steps; with a single worker, never. All
+    /// workers find the same one. The chief also logs a warning, once for each worker and cause.
+    ///
+    /// A worker is slow if it takes at least 1.25 times as long as the median of the others, and the others wait at
+    /// least a tenth of each step for it. From three workers on, a worker whose messages arrive late is found as well.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// let strategy = MirroredStrategy::cpus(2)?;
+    /// assert!(strategy.straggler().is_none() && strategy.worker_times().is_empty());
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    pub fn straggler(&self) -> Option<Straggler> {
+        self.step_meter().straggler()
+    }
+
+    /// Returns the mean times of each worker in a step, over about the last minute, in the order of ranks. The list is
+    /// empty if there is only one worker, and before the second step.
+    pub fn worker_times(&self) -> Vec<WorkerTimes> {
+        self.step_meter().means()
+    }
+
+    /// Records that the program waited this long for the input of this worker.
+    pub(crate) fn record_input_time(&self, time: Duration) {
+        self.step_meter().record_input(time);
+    }
+
+    /// Returns the times of this worker since its previous step began.
+    pub(crate) fn take_step_times(&self, group: &Group) -> StepTimes {
+        group.take_waits(|waits| self.step_meter().take(waits))
+    }
+
+    /// Records that a step has begun on all workers, and the times of all workers before, in the order of ranks.
+    pub(crate) fn record_step_begin(&self, group: &Group, all: &[StepTimes]) {
+        let new = self.step_meter().add(all);
+        if let Some(straggler) = new.filter(|_| self.world().is_chief()) {
+            let worker = self.describe_worker(straggler.worker);
+            let Straggler { cause, seconds_per_step, share, .. } = straggler;
+            warn_or_stderr(|| {
+                tracing::warn!(
+                    "all workers wait for {worker}, {:.1} ms and {:.0} % of each step: {cause}",
+                    seconds_per_step * 1e3,
+                    share * 100.
+                );
+            });
+        }
+        group.take_waits(|waits| self.step_meter().begin(waits));
+    }
+
+    /// Records that the step has ended on this worker.
+    pub(crate) fn record_step_end(&self, group: &Group) {
+        group.take_waits(|waits| self.step_meter().end(waits));
+    }
+
+    /// Discards the times of all workers, because the workers have changed.
+    pub(super) fn forget_times(&self) {
+        self.step_meter().forget();
+    }
+}
