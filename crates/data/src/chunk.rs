@@ -172,8 +172,8 @@ impl Chunk {
         }
     }
 
-    /// Returns the same chunk, assembled if it is a batch. For stages that keep a chunk for later or read it more
-    /// than once.
+    /// Returns the same chunk, assembled if it is a batch. Stages that keep a chunk for later or read it more than once
+    /// call this.
     pub(crate) fn assembled(self) -> Result<Chunk> {
         match self {
             Chunk::Batch(assembly) => Ok(Chunk::one(assembly.finish()?)),

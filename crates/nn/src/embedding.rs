@@ -199,7 +199,7 @@ mod tests {
     use distribute_base::internal::{DeviceCopier, hold_gpu};
     use distribute_testing::{child, skipped, watched};
 
-    /// Runs `body` in a separate process, with a CUDA GPU that no other test uses. Skips the test if there is none.
+    /// Runs `body` with a CUDA GPU, in a separate process. Skips the test if there is no GPU.
     fn with_gpu(test: &str, body: impl FnOnce(candle_core::CudaDevice) + Send + 'static) {
         if child::part().is_none() {
             let command = child::command(&format!("embedding::tests::{test}"), "by itself");

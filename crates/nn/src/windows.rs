@@ -25,14 +25,15 @@ impl Axis {
         axis
     }
 
-    /// Creates the axis for means of `kernel` adjacent positions, in windows that are `stride` apart. The kernel must
-    /// fit into the input.
+    /// Creates the axis of windows of `kernel` adjacent positions, which begin `stride` positions apart. The weights
+    /// are those of a mean. The kernel must fit into the input.
     pub(super) fn pooled(input: usize, kernel: usize, stride: usize) -> Self {
         let outputs = 0..(input - kernel) / stride + 1;
         Self::new(input, outputs.map(|output| (output * stride, vec![1. / kernel as f64; kernel])))
     }
 
-    /// Creates the axis for means of ranges that cover the input and have almost equal sizes, as in PyTorch.
+    /// Creates the axis of windows that cover the input and have almost equal sizes, as in PyTorch's adaptive pooling.
+    /// The weights are those of a mean.
     pub(super) fn adaptive(input: usize, output: usize) -> Self {
         Self::new(
             input,

@@ -103,8 +103,8 @@ pub(super) struct Run {
     pub(super) rows: usize,
 }
 
-/// Combines row groups into runs. `rows_of_groups` yields the number of rows that are read at a time for each
-/// group.
+/// Combines consecutive row groups into a run if the same number of rows is read at a time. `rows_of_groups` yields
+/// this number for each group.
 pub(super) fn runs(rows_of_groups: impl IntoIterator<Item = usize>) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for (group, rows) in rows_of_groups.into_iter().enumerate() {

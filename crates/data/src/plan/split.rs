@@ -82,7 +82,7 @@ mod tests {
         assert_eq!(SplitRule::Even.piece(4, 3, 3), 4..4);
     }
 
-    /// Checks DIST-4, the legacy rule.
+    /// Checks DIST-4: the sizes of per-replica batches with TensorFlow's rule.
     #[test]
     fn tensorflow_pieces_of_the_rules() {
         let cases = [

@@ -131,7 +131,7 @@ fn failure<T: Nest>(data: Dataset<T>) -> Error {
     data.iter().find_map(Result::err).unwrap()
 }
 
-/// Writes rows of one column, the last of which is hostile, and reads them.
+/// Writes rows of one column, the last of which is hostile, and returns the first error of reading them.
 fn csv(rows: impl FnOnce(&mut dyn Write), limit: Option<u64>) -> Error {
     let file = gzip(|out| {
         out.write_all(b"x\n1\n").unwrap();
@@ -153,7 +153,7 @@ fn gzip(write: impl FnOnce(&mut dyn Write)) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// Writes this number of bytes of one pattern.
+/// Writes at least `size` bytes, in which a pattern is repeated.
 fn run(out: &mut dyn Write, of: &[u8], size: u64) {
     let block = of.repeat((1 << 16) / of.len());
     for _ in 0..size.div_ceil(block.len() as u64) {
@@ -218,7 +218,8 @@ fn tar_header(name: &str, size: u64) -> Vec<u8> {
     header.as_bytes().to_vec()
 }
 
-/// Runs in the child: creates and reads the file of one case with 1 GiB of address space, and prints the error.
+/// Creates and reads the file of one case with 1 GiB of address space, and prints the error. Does nothing outside the
+/// child.
 #[test]
 fn child() {
     let Ok(case) = std::env::var(CASE) else { return };

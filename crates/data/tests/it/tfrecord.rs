@@ -141,7 +141,8 @@ d [] [] []
 -
 ";
 
-/// Needs a Python with TensorFlow: `DISTRIBUTE_PEER_PYTHON=/path/to/python cargo test -p distribute-data`.
+/// Checks that TensorFlow reads the written records. Requires a Python with TensorFlow:
+/// `DISTRIBUTE_PEER_PYTHON=/path/to/python cargo test -p distribute-data`.
 #[test]
 fn tensorflow_reads_the_written_records() {
     let Some(python) = std::env::var_os("DISTRIBUTE_PEER_PYTHON") else {

@@ -211,7 +211,7 @@ proptest! {
     }
 }
 
-/// Returns the shape of a dataset without files and without operations but the batching.
+/// Returns the shape of a dataset without files, and with no operation except batching.
 fn plain() -> Shape {
     let (files, shuffle, threads, before_shuffle) = (Vec::new(), 0, 0, false);
     Shape { files, shuffle, threads, before_shuffle, by_name: None, prefetch: false, batch: 1 }
@@ -524,7 +524,8 @@ fn files_are_dealt_alike_whichever_thread_is_slow() {
     });
 }
 
-/// Checks files whose sections are parsed on several threads. `data` returns a dataset of the numbers in these files.
+/// Checks that a pass over files whose sections are parsed on several threads resumes on the same number of workers and
+/// on another one. `data` returns a dataset of the numbers in these files.
 fn assert_asks_after_the_elements_of_the_others(data: impl Fn(Vec<Vec<i64>>) -> Dataset<HostTensor>) {
     let rows = [700usize, 0, 3, 1200, 40, 90, 1, 350];
     let mut next = 0i64..;

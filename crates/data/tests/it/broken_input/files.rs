@@ -130,7 +130,8 @@ fn bad_gzip_and_zlib() {
     });
 }
 
-/// The output of a damaged stream is not a row, record or header. The checksum at its end gives the reason.
+/// Checks that a damaged compressed stream is reported with the reason that its checksum gives, and not as a wrong row,
+/// record or header.
 #[test]
 fn a_damaged_stream_is_an_error_before_its_contents_are_parsed() {
     distribute_testing::watched(|| {
