@@ -114,7 +114,6 @@ impl Broken {
         Self { pass: skipped.map(pass).map(Arc::new) }
     }
 
-    /// Returns whether broken records are skipped.
     pub(crate) fn skips(&self) -> bool {
         self.pass.is_some()
     }

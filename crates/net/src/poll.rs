@@ -29,7 +29,6 @@ pub(crate) fn wait(sockets: &mut [PollFd<'_>], patience: Duration) -> io::Result
     }
 }
 
-/// Returns whether a socket that was waited for is ready.
 pub(crate) fn is_ready(socket: &PollFd<'_>) -> bool {
     !socket.revents().is_empty()
 }

@@ -204,7 +204,6 @@ impl Gradients {
         Ok(())
     }
 
-    /// Multiplies all gradients by `factor`.
     pub(crate) fn scale(&mut self, factor: f64) -> Result<()> {
         for gradient in self.all.iter_mut().flatten() {
             *gradient = match gradient {

@@ -84,7 +84,6 @@ impl Groups {
         }
     }
 
-    /// Sets the rule for the given variables.
     pub(crate) fn set_rule(&mut self, variables: &[usize], rule: Arc<dyn Rule>) {
         variables.iter().for_each(|variable| self.by_variable[*variable].rule = self.rules.len());
         self.rules.push(rule);

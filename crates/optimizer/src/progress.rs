@@ -113,7 +113,6 @@ impl<'a> Change<'a> {
         self.set_finished(self.progress.finished() + 1);
     }
 
-    /// Returns the counter of finished steps.
     pub(crate) fn counter(&self) -> &Arc<AtomicU64> {
         &self.progress.finished
     }

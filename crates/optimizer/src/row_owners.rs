@@ -22,7 +22,6 @@ impl RowOwners {
         Some(Self { table, lock_step })
     }
 
-    /// Returns the worker that owns a row.
     fn owner(&self, row: usize) -> usize {
         self.lock_step.sender(self.table.server_of(row))
     }

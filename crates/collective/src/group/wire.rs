@@ -84,7 +84,6 @@ impl<F: Scale + Pod> Coding<F> {
         if self.0.is_some() { size_of::<u16>() } else { size_of::<F>() }
     }
 
-    /// Encodes a vector for the wire.
     pub(super) fn encode(&self, vector: Bytes, buffers: &Buffers) -> Bytes {
         let Some(half) = &self.0 else { return vector };
         let numbers = numbers::<F>(&vector);
@@ -132,7 +131,6 @@ impl<F: Scale + Pod> Coding<F> {
         }
     }
 
-    /// Decodes a received vector.
     pub(super) fn decode_bytes(&self, received: Bytes, buffers: &Buffers) -> Bytes {
         let Some(half) = &self.0 else { return received };
         let mut vector = buffers.take(received.len() / size_of::<u16>() * size_of::<F>());

@@ -134,7 +134,6 @@ impl Group {
         self
     }
 
-    /// Returns whether messages to a worker have checksums.
     fn has_checksums(&self, worker: usize) -> bool {
         match self.checksums.unwrap_or_default() {
             Checksums::Auto => self.transport.leaves_machine(worker),

@@ -7,7 +7,6 @@ use distribute_testing::watched;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Creates a coordinator of workers in this process.
 fn local(workers: usize, options: Options) -> (Coordinator, Arc<World>) {
     let world = Arc::<World>::default();
     let connect = |index: usize| {

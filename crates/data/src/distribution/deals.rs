@@ -124,7 +124,6 @@ impl Dealer {
         Self { workers: vec![WorkerState { next: 1, ended }; workers], files, deals }
     }
 
-    /// Returns all deals so far.
     pub(super) fn deals(&self) -> &Deals {
         &self.deals
     }
@@ -174,7 +173,6 @@ impl Dealer {
         Ok(dealt)
     }
 
-    /// Records that the workers have taken a step.
     pub(super) fn step_taken(&mut self) {
         self.workers.iter_mut().for_each(|worker| worker.next = 1);
     }

@@ -50,7 +50,6 @@ pub(super) struct AllSteps {
 }
 
 impl AllSteps {
-    /// Skips `steps` steps.
     pub(super) fn skip(&mut self, steps: u64) -> Result<()> {
         self.workers.iter_mut().try_for_each(|worker| worker.skip(steps))
     }

@@ -88,7 +88,6 @@ impl<T> std::fmt::Debug for WorkerPass<T> {
 }
 
 impl<T: Nest> WorkerPass<T> {
-    /// Creates a pass that began at the position `begun`.
     pub(super) fn new(steps: Steps, begun: Position, same_batches: bool, dealing: Dealing) -> Self {
         Self { steps, begun, same_batches, dealing, nest: PhantomData }
     }

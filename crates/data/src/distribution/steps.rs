@@ -121,7 +121,6 @@ impl Steps {
         self.taken += steps;
     }
 
-    /// Skips `steps` steps.
     pub(crate) fn skip(&mut self, steps: u64) -> Result<()> {
         self.count(steps);
         let mut left = usize::try_from(steps).unwrap_or(usize::MAX);

@@ -65,7 +65,6 @@ impl Kind {
         }
     }
 
-    /// Returns a feature without values.
     pub(super) fn empty(self) -> Feature {
         match self {
             Kind::Bytes => Feature::Bytes(Vec::new()),

@@ -184,12 +184,10 @@ pub(super) fn varints<'a>(mut rest: &'a [u8], out: &mut Vec<i64>) -> Result<(), 
     Ok(())
 }
 
-/// Returns the length of a number as a varint, in bytes.
 pub(super) fn varint_len(number: u64) -> usize {
     (64 - (number | 1).leading_zeros() as usize).div_ceil(7)
 }
 
-/// Appends a number as a varint.
 pub(super) fn put_varint(mut number: u64, out: &mut Vec<u8>) {
     while number >= 0x80 {
         out.push(number as u8 | 0x80);

@@ -106,7 +106,6 @@ fn decoded(text: &str) -> Vec<u8> {
     bytes
 }
 
-/// Encodes bytes as base64 (RFC 4648).
 fn base64(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::new();

@@ -50,7 +50,6 @@ impl Stamp {
         modified.map(|_| format!("{} is not as old as it was when it was written", text(&self.name)))
     }
 
-    /// Appends the stamp to `bytes`.
     pub(crate) fn encode(&self, bytes: &mut Vec<u8>) {
         for number in [Some(self.name.len() as u64), self.len, self.modified] {
             bytes.extend(number.unwrap_or(UNKNOWN).to_le_bytes());

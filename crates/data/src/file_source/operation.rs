@@ -10,7 +10,6 @@ use distribute_tensor::Nest;
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
-    /// Creates a dataset that reads `files` in the given format.
     pub(crate) fn of_files(files: Files, format: impl Format) -> Self {
         Self::of(FilesSource { files: Arc::new(files), format: Arc::new(format), dealt: None })
     }

@@ -183,7 +183,6 @@ fn on_vec(data: Vec<i64>, step: &Step) -> Vec<i64> {
     }
 }
 
-/// Returns the elements of pass `epoch`.
 fn pass(data: &Dataset<i64>, epoch: u64) -> Vec<i64> {
     data.epoch(epoch).map(Result::unwrap).collect()
 }

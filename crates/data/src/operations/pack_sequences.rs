@@ -259,7 +259,6 @@ mod tests {
     use distribute_testing::watched;
     use proptest::prelude::*;
 
-    /// Returns a sequence of `len` numbers from `start` on.
     fn sequence(start: i64, len: usize) -> HostTensor {
         HostTensor::vector((start..).take(len).collect::<Vec<_>>())
     }

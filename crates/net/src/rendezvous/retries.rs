@@ -38,7 +38,6 @@ pub struct Retries {
 }
 
 impl Default for Retries {
-    /// Creates the state before the first attempt.
     fn default() -> Self {
         Self { wait: FIRST_WAIT, short: 0, last: None, taken: 0 }
     }

@@ -218,7 +218,6 @@ impl BatchNorm {
         Ok(y)
     }
 
-    /// Returns the weight and the bias, converted to `dtype`.
     fn weight_and_bias_in(&self, dtype: DType) -> Result<(Tensor, Tensor)> {
         Ok((self.weight.to_dtype(dtype)?.contiguous()?, self.bias.to_dtype(dtype)?.contiguous()?))
     }

@@ -40,7 +40,6 @@ impl<T: Exp> Pairs<T> {
         }
     }
 
-    /// Computes the gradient of the predictions.
     fn prediction_gradient(&self, x: &[T], z: &[T], scale: T) -> Vec<T> {
         let (zero, one, pairs) = (T::of(0.), T::of(1.), x.iter().zip(z));
         match self.0 {
@@ -60,7 +59,6 @@ impl<T: Exp> Pairs<T> {
         }
     }
 
-    /// Computes the gradient of the targets.
     fn target_gradient(&self, x: &[T], z: &[T], scale: T) -> Vec<T> {
         match self.0 {
             PairLoss::Squared => x.iter().zip(z).map(|(x, z)| (*z - *x) * (scale + scale)).collect(),

@@ -52,7 +52,6 @@ impl Flat {
         Self { f32: vec![0.; self.f32.len()], f64: vec![0.; self.f64.len()] }
     }
 
-    /// Returns the difference `self` − `other`.
     pub(super) fn minus(&self, other: &Self) -> Self {
         Self { f32: outer::minus(&self.f32, &other.f32), f64: outer::minus(&self.f64, &other.f64) }
     }

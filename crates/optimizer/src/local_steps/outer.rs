@@ -3,7 +3,6 @@
 use distribute_base::internal::Number;
 use distribute_optim::{Momentum, RuleExt, Step, UpdateError};
 
-/// Returns the differences `a` − `b` of the elements.
 pub(super) fn minus<F: Number>(a: &[F], b: &[F]) -> Vec<F> {
     a.iter().zip(b).map(|(a, b)| *a - *b).collect()
 }

@@ -76,7 +76,6 @@ impl<'r> Operands<'r> {
         Self { partition, ..self }
     }
 
-    /// Sets the rounding of dense gradients.
     pub(crate) fn rounded(self, rounding: Rounding) -> Self {
         Self { rounding, ..self }
     }

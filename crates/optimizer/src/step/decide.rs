@@ -62,7 +62,6 @@ impl StepLog {
         Self { operation, step: ctx.step(), warnings: warning.into_iter().collect() }
     }
 
-    /// Adds a warning, if there is one.
     pub(crate) fn warn(&mut self, warning: Option<String>) {
         self.warnings.extend(warning);
     }

@@ -87,7 +87,6 @@ pub(crate) fn encode_answer(
     Ok(Message::new(head, body.finish_in(memory)))
 }
 
-/// Decodes the response in a message.
 pub(crate) fn decode_answer(message: Message) -> Result<Result<Response, Refusal>, Malformed> {
     let Message { head, body } = message;
     let Some((&VERSION, rest)) = head.split_first() else {

@@ -103,12 +103,10 @@ pub(super) fn dtype(code: u8) -> Result<DType, Malformed> {
     DType::ALL.get(usize::from(code)).copied().ok_or(Malformed("no such dtype"))
 }
 
-/// Returns the code of the type `wire`.
 pub(super) fn wire_code(wire: Wire) -> u8 {
     WIRES.iter().position(|one| *one == wire).unwrap_or_default() as u8
 }
 
-/// Returns the type with the given code.
 pub(super) fn wire_of(code: u8) -> Result<Wire, Malformed> {
     WIRES.get(usize::from(code)).copied().ok_or(Malformed("no such type of numbers that are sent"))
 }

@@ -308,7 +308,6 @@ impl FollowerResponse {
     }
 }
 
-/// Returns the number of the next life.
 fn next_life(life: u64) -> Result<u64, String> {
     life.checked_add(1).ok_or_else(|| format!("there is no life after {life}"))
 }

@@ -5,7 +5,6 @@ use distribute_files::WholeFile;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Returns the path of the file with the number of the life.
 fn path(folder: &Path) -> PathBuf {
     folder.join("life")
 }

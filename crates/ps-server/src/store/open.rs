@@ -146,7 +146,6 @@ impl<'a> Replay<'a> {
         Self { tables, ledger, changes, next: 0, in_snapshot: None, failed: Vec::new() }
     }
 
-    /// Loads a snapshot.
     fn load(&mut self, folder: &Path, manifest: Manifest) -> Result<(), OpenError> {
         let wrong = |error: distribute_ps_tables::Error| OpenError::Snapshot {
             path: folder.to_path_buf(),

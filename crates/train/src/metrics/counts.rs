@@ -113,7 +113,6 @@ impl Confusion {
     }
 }
 
-/// Returns an error if a prediction is not a probability.
 pub(super) fn require_probability(operation: &'static str, place: usize, prediction: f64) -> Result<()> {
     if (0. ..=1.).contains(&prediction) {
         return Ok(());
