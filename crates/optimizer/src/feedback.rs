@@ -145,7 +145,7 @@ impl Feedback {
         state.complete(step);
     }
 
-    /// Adds the state to a checkpoint. On the chief, it includes the residuals of all replicas.
+    /// Adds the state to a checkpoint. On the chief, this includes the residuals of all replicas if workers make calls.
     pub(crate) fn save(&self, optimizer: &Inner, prefix: &str, writer: &mut Writer) -> Result<()> {
         let parameters = &*optimizer.parameters;
         if !parameters.compression().has_feedback() {

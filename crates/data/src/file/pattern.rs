@@ -80,8 +80,8 @@ impl Walk {
         }
     }
 
-    /// Returns a folder and all folders below it, except those that have already been entered with the given
-    /// number of remaining segments. If a path without links leads to a folder, that path is used.
+    /// Returns a folder and all folders below it, except hidden ones and those that have already been entered with the
+    /// given number of remaining segments. If a path without links leads to a folder, that path is used.
     fn enter(&mut self, at: PathBuf, left: usize) -> Result<Vec<PathBuf>> {
         let mut entered = Vec::new();
         let (mut folders, mut links) = (vec![at], VecDeque::new());

@@ -116,7 +116,7 @@ fn common_shape(tensors: &[HostTensor], sizes: Option<&[Option<usize>]>) -> Resu
     Ok(shape)
 }
 
-/// Stacks all tensors, of dtype `T`, into one of shape `shape`, padded with `value`.
+/// Pads tensors of dtype `T` to shape `shape` with `value`, and stacks them.
 fn join<T: Element>(
     _: &[T],
     tensors: &[HostTensor],

@@ -87,7 +87,7 @@ impl Stage for WindowStage {
         self.window().map(|window| window.map(Chunk::Batch)).transpose()
     }
 
-    /// Skips windows without reading elements that are only in skipped windows.
+    /// Skips windows. Reads only the elements of the last of them, to determine whether it exists.
     fn skip(&mut self, count: usize) -> Result<usize> {
         let Some(before) = count.checked_sub(1) else { return Ok(0) };
         let (wanted, held) = (before.saturating_mul(self.shift), self.held.len());

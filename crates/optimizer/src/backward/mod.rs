@@ -61,9 +61,9 @@ fn backward_through(graph: Option<Graph>, loss: &Tensor) -> Result<GradStore> {
     gradients.add(loss, || loss.ones_like())?;
     let mut found = GradStore::default();
     for node in nodes {
-        // Without one, a custom operation has returned none.
+        // A custom operation may return no gradient for an argument.
         let Some(gradient) = gradients.take(node) else { continue };
-        // The tensors that it was computed from have a graph, of which no second derivative is taken.
+        // No second derivatives are taken, so the graph of the gradient is dropped.
         let gradient = gradient.detach();
         if node.is_variable() {
             found.insert(node, gradient);

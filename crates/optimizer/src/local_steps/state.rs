@@ -55,7 +55,7 @@ pub(crate) struct Restored {
 }
 
 impl LocalTraining {
-    /// Adds the state to a checkpoint. The chief gathers the slots of all workers, one after another.
+    /// Adds the state to a checkpoint. If workers make calls, the chief gathers the slots of the others.
     pub(crate) fn save(&self, optimizer: &Inner, prefix: &str, writer: &mut Writer) -> Result<()> {
         let parameters = &*optimizer.parameters;
         let (since, outer, agreed, momentum) = {
@@ -94,7 +94,7 @@ impl LocalTraining {
         Ok(())
     }
 
-    /// Gathers the slots of the other workers on the chief, and adds the slots to the checkpoint there.
+    /// Adds the slots of the other workers to the checkpoint of the chief, one slot after another.
     fn gather_slots(&self, optimizer: &Inner, prefix: &str, writer: &mut Writer) -> Result<()> {
         let all = optimizer.progress.read(SAVE)?;
         for (index, slot) in optimizer.groups.rule().slots().into_iter().enumerate() {

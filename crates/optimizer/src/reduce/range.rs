@@ -125,7 +125,7 @@ impl<F: Number> GradientRange<'_, F> {
     }
 
     /// Returns the reduced and transformed gradient of the range. `values` are the variable's values in that range.
-    /// Rows without a gradient are zeros. A gradient that needs no change is not copied.
+    /// Rows without a gradient are zeros. A dense gradient that needs no change is not copied.
     pub(crate) fn complete(&self, resolved: &ResolvedTransforms, values: &[F]) -> Cow<'_, [F]> {
         match &self.summands {
             Summands::Dense(replicas) => {

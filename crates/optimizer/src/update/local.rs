@@ -169,7 +169,7 @@ impl<'a, F> Splittable for UpdateRange<'a, F> {
     }
 }
 
-/// Reduces and transforms the gradient of a range and applies the rule, block by block.
+/// Reduces and transforms the gradient of a range and applies the rule.
 pub(crate) fn update<F: Number>(
     range: UpdateRange<'_, F>,
     rules: &Rules<'_>,
@@ -203,7 +203,8 @@ pub(crate) fn update<F: Number>(
     Ok(())
 }
 
-/// Updates rows in batches. Batches are small enough for their sums to stay in the cache until the rule has used them.
+/// Updates rows: all at once if their gradients need no change, and otherwise in batches, so small that the sums stay
+/// in the cache until the rule has used them.
 fn update_rows<F: Number>(
     range: &RowRange<'_, F>,
     gradients: &GradientRange<'_, F>,

@@ -482,7 +482,7 @@ fn full_steps_are_known_without_the_skipped_ones() {
     });
 }
 
-/// Checks that deals do not depend on the time, although a stage with a thread returns as many elements at once as are
+/// Checks that deals do not depend on timing, although a stage with a thread returns as many elements at once as are
 /// ready: single ones if reading is slow, and several if the function is.
 // INV-99
 #[test]

@@ -72,7 +72,8 @@ fn a_worker_reports_before_a_step_that_it_has_no_empty_batch() {
     }
 }
 
-/// Checks that workers that read the same batches must end together: otherwise, they read different data.
+/// Checks that a worker that ends before others is an error if workers take parts of the same batches, because they
+/// have read different data. With [`AutoShardPolicy::Off`], it is not.
 #[test]
 fn a_worker_that_ends_before_others_is_named_where_all_read_the_same() {
     for (policy, refused) in [(AutoShardPolicy::Data, true), (AutoShardPolicy::Off, false)] {

@@ -3,8 +3,7 @@
 use super::*;
 use crate::{AtDatasetEnd, Buckets, Files, Packing, Padding, text_lines};
 
-/// Applies the operation with number `kind` to two sources of numbers, and returns batches of the result. Except after
-/// a choice that stops, all elements of the sources that are used are in the batches.
+/// Applies the operation with number `kind` to two sources of numbers, and returns batches of the result.
 fn batches(kind: usize, data: &Dataset<i64>, other: &Dataset<i64>, batch: usize) -> Dataset<HostTensor> {
     let both = [data.clone(), other.clone()];
     let sequence = |x: i64| HostTensor::vector(vec![x; 1 + (x % 3) as usize]);

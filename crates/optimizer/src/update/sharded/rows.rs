@@ -145,8 +145,8 @@ impl<'a, F: Number> RowShard<'a, F> {
         batch.apply(rule, step, old, &mut new, &mut slots)
     }
 
-    /// Calls `then` for each row in the range, with the positions of the row's elements relative to the start of the
-    /// range, and with their gradient. Elements outside the range are omitted.
+    /// Calls `then` for each row in the range that has a gradient, with the positions of the row's elements relative to
+    /// the start of the range, and with the gradient. Elements outside the range are omitted.
     fn each(
         &self,
         resolved: &ResolvedTransforms,
