@@ -48,13 +48,14 @@ pub enum AccessPlan {
 /// The method by which several values are combined into one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Combine {
-    /// The sum or the mean, for example.
+    /// The result of this operation on all values, such as their sum or mean.
     Reduce(ReduceOp),
     /// The value of replica 0.
     First,
 }
 
-/// Returns the plan for the operation. If the operation is not allowed, returns advice for the error message.
+/// Returns the copies that an operation accesses in context `found`, and how. If the operation is not allowed there,
+/// returns advice for the error message.
 pub fn plan(
     kind: VariableKind,
     aggregation: Aggregation,

@@ -1,7 +1,7 @@
 //! Decisions of workers and strategies, as functions and small state machines.
 //!
 //! Programs use [`distribute`](https://docs.rs/distribute), which exports the public items of this crate.
-//! `distribute-core` asks for a decision, and sends the messages that it needs.
+//! `distribute-core` collects what a decision needs from the workers, and acts on the result.
 //!
 //! | module | contents |
 //! |---|---|

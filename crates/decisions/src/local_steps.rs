@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// The number of steps that each worker trains alone, and what the workers do after them.
+/// The number of steps that each worker trains alone, and the outer step that follows, in which the workers agree on
+/// new weights.
 ///
 /// Set it with
 /// [`local_steps`](https://docs.rs/distribute/latest/distribute/strategy/struct.MultiWorkerMirroredStrategyBuilder.html#method.local_steps).
@@ -23,7 +24,7 @@ use std::str::FromStr;
 pub struct LocalSteps {
     /// The number of steps of an optimizer from one outer step to the next, at least 1.
     pub steps: u64,
-    /// The outer step.
+    /// The way in which the outer step computes the new weights.
     pub outer: Outer,
 }
 
@@ -53,7 +54,7 @@ impl LocalSteps {
     }
 
     /// Returns the reason why local steps are not possible with these numbers or in this strategy; `None` if they are.
-    /// `world` is the world of the strategy's group.
+    /// `world` is the world of the strategy's group, if it has one.
     pub fn contradiction(
         &self,
         compression: Compression,
@@ -125,21 +126,21 @@ impl FromStr for Outer {
     }
 }
 
-/// The local steps of a worker when a step begins. They are equal on all workers.
+/// The progress of a worker's local steps when a step begins. It must be equal on all workers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Alone {
     /// The settings of the strategy.
     pub settings: LocalSteps,
     /// The number of local steps since the workers last agreed, of all optimizers together.
     pub since: u64,
-    /// The number of outer steps since optimizers were restored, of all optimizers together, also dropped ones.
+    /// The number of outer steps since optimizers were restored, of all optimizers together, including dropped ones.
     pub outer: u64,
     /// The number of local steps of optimizers that were dropped before their outer step.
     pub abandoned: u64,
 }
 
 impl Alone {
-    /// Returns the error of an operation that needs one state of all workers, if each worker has its own weights.
+    /// Returns an error if the workers currently have different weights, for an operation that needs equal weights.
     pub fn own_weights(&self, operation: &'static str) -> Option<Error> {
         let Self { settings: LocalSteps { steps, .. }, since, abandoned, .. } = *self;
         if abandoned > 0 {
@@ -154,8 +155,9 @@ impl Alone {
     }
 }
 
-/// Returns the error for workers with different settings, or at different positions within their local steps, or with
-/// other weights because an optimizer was dropped between outer steps. Returns `None` if none of this is so.
+/// Returns an error if the workers have different settings, or different numbers of local or outer steps, or different
+/// weights because an optimizer was dropped between outer steps. Otherwise returns `None`. `all` contains the state of
+/// each worker, in the order of ranks.
 pub fn alone_differently(operation: &'static str, all: &[Option<Alone>]) -> Option<Error> {
     let first = all.first()?;
     let settings = |alone: &Option<Alone>| alone.map(|alone| alone.settings);
@@ -180,8 +182,8 @@ pub fn alone_differently(operation: &'static str, all: &[Option<Alone>]) -> Opti
     )
 }
 
-/// Returns the error for workers that have made different numbers of `steps`, by worker. Returns `None` if all have
-/// made the same number.
+/// Returns an error if the workers have made different numbers of steps, and `None` otherwise. `counts` contains the
+/// number of each worker, in the order of ranks, and `steps` is the name of the steps in the message.
 pub fn different_counts(operation: &'static str, steps: &str, counts: &[u64]) -> Option<Error> {
     if counts.iter().all(|count| Some(count) == counts.first()) {
         return None;

@@ -65,8 +65,8 @@ impl Notice {
         decision.map(|decision| decision.workers).unwrap_or_default()
     }
 
-    /// Discards the workers' decision, which concerned the workers before a rendezvous. A worker that received a notice
-    /// and continues reports the notice again.
+    /// Discards the workers' decision after a rendezvous, because it was made for the previous workers. A worker that
+    /// received a notice and continues reports the notice again.
     pub fn forget(&self) {
         lock(&self.0).decision = None;
     }

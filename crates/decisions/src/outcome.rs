@@ -49,7 +49,8 @@ impl Outcome {
 }
 
 /// Returns the value of `mine` and the records of all workers, or the error of the failed worker with the lowest rank.
-/// If all failed with the same message, returns this worker's own error. `me` is the rank of this worker.
+/// If all failed with the same message, returns this worker's own error. The record of a worker that is still working
+/// is empty. `me` is the rank of this worker.
 pub fn merge_outcomes<T>(mine: Result<T>, all: Vec<Outcome>, me: usize) -> Result<(T, Vec<Bytes>)> {
     let all_failed_alike = |error: &Error, all: &[Outcome]| {
         let text = error.to_string();

@@ -19,7 +19,8 @@ pub enum VariablePlacement {
 }
 
 impl VariablePlacement {
-    /// Returns the devices that variables are stored on, for replicas on these devices and `servers` servers.
+    /// Returns the devices on which variables are stored. `replicas` contains the devices of the replicas, and
+    /// `servers` returns the number of parameter servers.
     #[doc(hidden)]
     pub fn devices(self, replicas: &[DeviceName], servers: impl FnOnce() -> usize) -> Vec<DeviceName> {
         match self {
@@ -33,7 +34,7 @@ impl VariablePlacement {
 /// The storage location of a new variable, and the kind that determines the rules for its use.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Placement {
-    /// The location of its copies.
+    /// The location of the variable's copies.
     pub at: StorageLocation,
     /// The kind of the variable.
     pub kind: VariableKind,
@@ -44,10 +45,10 @@ pub struct Placement {
 pub enum StorageLocation {
     /// One copy on each of these devices, with one device per replica of this process, or a single device for all.
     Devices(Vec<DeviceName>),
-    /// One value on parameter servers, which all replicas of all workers share. It is partitioned over the servers. If
-    /// it is colocated with another variable, it is stored on server `next_to` instead.
+    /// One value on parameter servers, which all replicas of all workers share. The value is partitioned over the
+    /// servers or, if the variable is colocated with another one, stored completely on server `next_to`.
     Servers {
-        /// The server of the other variable.
+        /// The server of the variable with which this one is colocated, if any.
         next_to: Option<usize>,
     },
 }
@@ -66,7 +67,8 @@ pub enum Purpose {
     Weights {
         /// The devices of the variable with which the model is colocated, if any.
         colocated: Option<Vec<DeviceName>>,
-        /// The size in bytes, if the weight is a table whose rows are looked up. It is unlimited if rows are ids.
+        /// The size in bytes, if the weight is a table whose rows are looked up; `usize::MAX` if the table has no fixed
+        /// size, because any id can be a row.
         table: Option<usize>,
     },
     /// A running statistic of a model. Each replica writes its own copy.
@@ -77,7 +79,8 @@ pub enum Purpose {
 pub struct Policy<'a> {
     /// The location of the variables of the strategy.
     pub placement: VariablePlacement,
-    /// The weights that are on servers although other variables are not; `None` if there are none.
+    /// The rule for weights that are stored on servers although other variables are not; `None` if there are no such
+    /// weights.
     pub tables: Option<TablePolicy>,
     /// The devices of this process's replicas.
     pub replicas: &'a [DeviceName],

@@ -7,7 +7,8 @@ use std::fmt;
 
 type Rename<'a> = Box<dyn Fn(&str) -> Option<String> + Send + Sync + 'a>;
 
-/// Selects the tensors to restore from a checkpoint or file, and maps each name in the model to a name in this source.
+/// A filter that selects the tensors to restore from a checkpoint or file, and maps each name in the model to a name in
+/// this source.
 ///
 /// Floating-point numbers of a different width are converted, as in candle's `VarBuilder`: bfloat16 weights
 /// can be restored into a float32 variable. Shapes must be equal.

@@ -1,4 +1,4 @@
-//! The time of a step on this worker, by what it was spent on. Workers send it to each other when the next step begins.
+//! The time that a worker spends on a step, by activity. Workers exchange these times when the next step begins.
 
 use crate::stragglers::{Straggler, StragglerCause, Stragglers, WorkerTimes};
 use distribute_base::internal::lock;
@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use std::sync::Mutex;
 use std::time::Duration;
 
-/// The time that a worker spent since its previous step began. It is only used to find stragglers: nothing that is
-/// computed depends on it.
+/// The time that a worker has spent since its previous step began, by activity. It is only used to find stragglers; the
+/// results of training do not depend on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepTimes {
     /// The time inside of `run`, without waits for other workers.
@@ -27,13 +27,13 @@ pub struct StepTimes {
 }
 
 impl StepTimes {
-    /// Returns the time in which this worker made the others wait.
+    /// Returns the time in which this worker did not wait for others, but others may have waited for it.
     pub fn own(&self) -> Duration {
         self.computing.saturating_add(self.input).saturating_add(self.outside)
     }
 }
 
-/// The times of this worker's steps, and those of all workers.
+/// A meter of the times of this worker's steps, which also stores those of all workers.
 #[derive(Debug, Default)]
 pub struct StepMeter {
     mine: Mutex<Mine>,
@@ -54,11 +54,11 @@ enum Phase {
     /// No step has ended yet, or the last one has failed.
     #[default]
     Unknown,
-    /// A step runs. The processor time is that of its start.
+    /// A step is running. The stopwatch and the processor time are from its start.
     Running(Stopwatch, Option<Duration>),
-    /// A step has ended.
+    /// No step is running. The stopwatch is from the end of the last one.
     Outside(Stopwatch),
-    /// The times after the last step were taken, and the next step begins.
+    /// The times since the last step began have been taken, and the next step is about to begin.
     Beginning,
 }
 
@@ -94,8 +94,8 @@ impl Mine {
         }
     }
 
-    /// Returns the times since the previous call. `waits` are those since the last step ended. If no step has ended
-    /// since then, all times are zero: the creation of a model or a rendezvous is no step.
+    /// Returns the times since the previous call. `waits` are the waits since the last step ended. If no step has ended
+    /// since the previous call, all times are zero, so that the creation of a model or a rendezvous does not count.
     fn take(&mut self, waits: Waits<'_>) -> StepTimes {
         let Phase::Outside(since) = std::mem::take(&mut self.now) else {
             self.awaited.fill(Duration::ZERO);
@@ -136,7 +136,7 @@ impl StepMeter {
         lock(&self.all).stragglers.straggler()
     }
 
-    /// Returns the mean times of each worker in a step, in the order of ranks.
+    /// Returns the mean times of each worker in a step, in the order of ranks. The list is empty before the first step.
     pub fn means(&self) -> Vec<WorkerTimes> {
         lock(&self.all).stragglers.means()
     }
@@ -147,7 +147,7 @@ impl StepMeter {
         *input = input.saturating_add(time);
     }
 
-    /// Returns the times of this worker since its previous step began. `waits` are those since that step ended.
+    /// Returns the times of this worker since its previous step began. `waits` are the waits since that step ended.
     pub fn take(&self, waits: Waits<'_>) -> StepTimes {
         lock(&self.mine).take(waits)
     }

@@ -1,10 +1,10 @@
-//! A decision which worker makes the others wait, and why, from the times that all workers measured.
+//! Decides which worker makes the others wait, and why, from the times that all workers measured.
 
 use crate::step_times::StepTimes;
 use std::fmt;
 use std::time::Duration;
 
-/// The time after which a measurement counts for a third, in seconds. Times are compared over about this long.
+/// The time in seconds after which the weight of a measurement has fallen to about a third (1/e).
 const MEMORY: f64 = 60.;
 
 /// The minimum time in seconds that must be observed before a worker is considered slow. The first steps are often
@@ -13,29 +13,29 @@ const MIN_SECONDS: f64 = 10.;
 /// The minimum number of steps that must be observed before a worker is considered slow.
 const MIN_STEPS: u64 = 20;
 
-/// A worker is slow if it takes this many times as long as the median of the others, and if that costs at least this
-/// share of each step.
+/// The minimum ratio of a slow worker's time to the median of the others.
 const MIN_RATIO: f64 = 1.25;
+/// The minimum share of a step for which the others must wait before a worker is considered slow.
 const MIN_SHARE: f64 = 0.1;
 
-/// Processors are taken from a worker if it gets less than this part of the processor time of the others in the same
-/// time.
+/// A slow worker lacks processor time if it gets less than this fraction of the others' processor time per second of
+/// computing.
 const MIN_PROCESSOR: f64 = 0.8;
 
-/// The share of a worker's waits that must be for one other worker, to suspect the link of that one.
+/// The share of a worker's waits that must be for one other worker before the link of that other worker is suspected.
 const MIN_BLAMED: f64 = 0.6;
 
 /// A worker that makes all others wait.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Straggler {
-    /// The rank of the worker.
+    /// The rank of the worker that makes the others wait.
     pub worker: usize,
-    /// The reason.
+    /// The reason why the worker is slow.
     pub cause: StragglerCause,
-    /// The time of a step in which the others wait for this worker, in seconds, on average over the last minute.
+    /// The time per step for which the others wait for this worker, in seconds, averaged over about the last minute.
     pub seconds_per_step: f64,
-    /// The share of a step that it takes, between 0 and 1.
+    /// The share of the step's duration for which the others wait, between 0 and 1.
     pub share: f64,
 }
 
@@ -43,16 +43,16 @@ pub struct Straggler {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StragglerCause {
-    /// Its input takes longer than that of the others.
+    /// The worker's input takes longer than that of the others.
     Input,
-    /// It gets less processor time than the others: another program has its cores, or a limit holds it back.
+    /// The worker gets less processor time than the others: another program uses its cores, or a limit holds it back.
     Processor,
-    /// The program does something between its steps that takes longer than on the others, such as reading its own
-    /// input, an evaluation or a save.
+    /// The program takes longer between the steps than on the other workers, for example because it reads input itself,
+    /// evaluates or saves.
     Outside,
-    /// It computes longer, with as much processor time: its processor is slower, or has more to do.
+    /// The worker computes longer although it gets as much processor time: its processor is slower, or has more to do.
     Computing,
-    /// It is as fast as the others, but its messages arrive late: its link is slow.
+    /// The worker is as fast as the others, but its messages arrive late: its link is slow.
     Link,
 }
 
@@ -90,13 +90,14 @@ impl WorkerTimes {
     }
 }
 
-/// The times of all workers, in which older steps count less. All workers have the same times, and find the same
-/// straggler.
+/// The sums of the times of each worker, in which older steps count less. The sums are the same on all workers, so all
+/// find the same straggler.
 #[derive(Debug, Default)]
 pub struct Stragglers {
     workers: Vec<Sums>,
-    /// The weight of all steps, and the time that they took.
+    /// The sum of the weights of all steps. A step has weight 1 when it is added.
     weight: f64,
+    /// The total time of all steps, in seconds.
     seconds: f64,
     steps: u64,
 }
@@ -104,13 +105,13 @@ pub struct Stragglers {
 #[derive(Clone, Debug, Default)]
 struct Sums {
     times: WorkerTimes,
-    /// The waits of this worker, by the worker that it waited for.
+    /// The time for which this worker waited for each worker, in seconds, in the order of ranks.
     awaited: Vec<f64>,
 }
 
 impl Stragglers {
     /// Adds the times of all workers in a step, in the order of ranks. Discards the earlier times if the number of
-    /// workers has changed.
+    /// workers has changed. Ignores the step if a worker has no times for it.
     pub fn add(&mut self, all: &[StepTimes]) {
         if self.workers.len() != all.len() {
             let sums = Sums { awaited: vec![0.; all.len()], ..Sums::default() };
@@ -155,7 +156,7 @@ impl Stragglers {
         self.workers.iter().map(of).collect()
     }
 
-    /// Returns the slow worker, if there is one and enough steps have been seen.
+    /// Returns the worker that makes the others wait; `None` if there is none, or if too few steps have been added.
     pub fn straggler(&self) -> Option<Straggler> {
         if self.steps < MIN_STEPS || self.seconds < MIN_SECONDS || self.workers.len() < 2 {
             return None;
@@ -186,8 +187,8 @@ impl Stragglers {
         Some(Straggler { worker, cause, seconds_per_step: excess, share: excess / step })
     }
 
-    /// Returns the worker for which all others wait, although none takes longer than the others. With two workers, each
-    /// waits for the other one: nothing tells whose link is slow.
+    /// Returns the worker for which all others wait although it is not slower than they are. With two workers, returns
+    /// `None`: each waits for the other, so the slow link may be that of either.
     fn slow_link(&self, means: &[WorkerTimes], step: f64) -> Option<Straggler> {
         if self.workers.len() < 3 {
             return None;
@@ -212,7 +213,7 @@ impl Stragglers {
     }
 }
 
-/// Returns the median; the lower one of an even number of values.
+/// Returns the median. For an even number of values, this is the lower of the two middle ones; for none, it is 0.
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len().saturating_sub(1) / 2).copied().unwrap_or(0.)
@@ -222,7 +223,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 mod tests {
     use super::*;
 
-    /// A step of 100 ms in which a worker computes, waits for input, and waits for `awaited`.
+    /// Returns the times of a worker in a step of 100 ms. The worker waits for `awaited` in the time that is left.
     fn times(computing: u64, processor: u64, input: u64, awaited: Option<usize>) -> StepTimes {
         let waiting = Duration::from_millis(100u64.saturating_sub(computing + input));
         StepTimes {

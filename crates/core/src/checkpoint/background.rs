@@ -14,7 +14,8 @@ use std::time::Duration;
 
 /// A save that the chief makes in the background, while training continues. See [`Checkpoint::save_async`].
 ///
-/// Dropping it changes nothing: the save continues, and the next save with the same manager returns its error.
+/// Dropping a `PendingSave` does not stop the save. If the save fails, the next save with the same manager returns the
+/// error.
 #[derive(Clone, Debug)]
 pub struct PendingSave {
     strategy: Strategy,
@@ -22,26 +23,27 @@ pub struct PendingSave {
     maker: Maker,
 }
 
-/// The worker that makes a save, as seen by this one.
+/// The thread or process that makes a save.
 #[derive(Clone, Debug)]
 enum Maker {
     /// A thread of this process.
     Thread(SaveHandle),
-    /// This process, before the call returned.
+    /// The call that began the save: the save was complete when the call returned.
     Caller,
     /// Another worker, which was the chief at the time.
     Chief,
 }
 
 impl PendingSave {
-    /// Returns the path of the checkpoint, in the folder of this worker's manager. It exists once the save has
-    /// succeeded, in the folder of the chief.
+    /// Returns the path of the checkpoint in the folder of this worker's manager. The checkpoint itself appears only in
+    /// the chief's folder, once the save has succeeded.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Returns `true` if this worker no longer writes. On workers other than the chief, this is always the case, so do
-    /// not make calls with others depend on it.
+    /// Returns `true` if this worker has nothing left to write, which is always the case on workers other than the
+    /// chief. The result therefore differs between workers: do not use it to decide on calls that all workers must
+    /// make.
     pub fn is_finished(&self) -> bool {
         match &self.maker {
             Maker::Thread(saving) => saving.is_finished(),
@@ -53,8 +55,8 @@ impl PendingSave {
     /// must make this call, and get the chief's result. May be called again.
     ///
     /// # Errors
-    /// - [`Error::Checkpoint`]: the save failed, or is still under way after `timeout` or has made no progress for five
-    ///   minutes (`CheckpointError::Unfinished`). In these cases it continues.
+    /// - [`Error::Checkpoint`]: the save failed. `CheckpointError::Unfinished` means that it was not complete after
+    ///   `timeout`, or made no progress for five minutes; it then continues.
     /// - [`Error::Worker`], [`Error::Collective`]: with several workers, one of them fails or does not make the call.
     ///   The save continues.
     /// - [`Error::WrongContext`]: called inside `run`.
@@ -79,7 +81,7 @@ impl PendingSave {
         Ok(self.path.clone())
     }
 
-    /// Returns an error if there is no checkpoint. A checkpoint has its name only when it is complete.
+    /// Returns an error if there is no checkpoint at the path. A checkpoint gets this name only when it is complete.
     fn require_complete(&self, operation: &'static str) -> Result<()> {
         if self.path.is_dir() {
             return Ok(());
@@ -92,7 +94,7 @@ impl PendingSave {
     }
 }
 
-/// The beginning of a save on the chief.
+/// A save that the chief has begun.
 enum Begun {
     Saving(SaveHandle),
     /// The checkpoint is already complete.
@@ -113,18 +115,17 @@ impl Checkpoint<'_> {
     /// writes it. The checkpoint is bit-identical to that of [`save_to`](Self::save_to) at this time. Training may
     /// continue at once.
     ///
-    /// A thread of the chief copies the variables and the slots of optimizers first. Until it has copied one of them,
-    /// every write of it waits, by optimizers and by candle's own calls; the next step usually computes gradients in
-    /// this time. It then writes the copies, with a low priority on Linux. The chief needs memory for the copies, the
-    /// other workers for none.
+    /// A thread of the chief copies the variables and the slots of optimizers first. Until a tensor has been copied,
+    /// every write to it waits, whether by an optimizer or by candle; the next step usually computes gradients in this
+    /// time. The thread then writes the copies, with a low priority on Linux. Only the chief needs memory for copies.
     ///
-    /// At most one save of a manager is under way: the next save with it, in the background or not, waits for this one.
-    /// If this one fails, a warning is logged at once. [`PendingSave::wait`] returns the error on all workers, or else
-    /// the next save does, which is made nevertheless. The result may be dropped, but wait for the last save of a
-    /// program, or make it with `save_to`: otherwise only the warning tells that it failed. A program that returns from
-    /// `main` waits for the save when it drops the manager; [`std::process::exit`] interrupts it like a crash, and the
-    /// checkpoint before is then the latest. Create the manager outside of the closure of `Training::run`, so that
-    /// recovery does not wait for the save.
+    /// At most one save of a manager is under way: the manager's next save, in the background or not, waits for this
+    /// one. If this one fails, a warning is logged at once, and [`PendingSave::wait`] returns the error on all workers.
+    /// Without that call, the next save returns the error, but is made nevertheless. The result may be dropped. Wait
+    /// for the last save of a program, however, or make it with `save_to`; otherwise only the warning reports its
+    /// failure. A program that returns from `main` waits for the save when it drops the manager; [`std::process::exit`]
+    /// interrupts it like a crash, and the checkpoint before is then the latest. Create the manager outside of the
+    /// closure of `Training::run`, so that recovery does not wait for the save.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -147,9 +148,9 @@ impl Checkpoint<'_> {
     /// # Several workers
     ///
     /// All workers make the same calls. They wait until each has read its components and the chief's thread holds the
-    /// variables, not while it copies and writes. State that several workers have is collected before this returns:
-    /// slots of sharded optimizers, residuals of compressed gradients, running statistics, and values of parameter
-    /// servers.
+    /// variables, but not while that thread copies and writes. State that several workers have is collected before this
+    /// returns: slots of sharded optimizers, residuals of compressed gradients, running statistics, and values of
+    /// parameter servers.
     ///
     /// A table that workers store together may be larger than the memory of one. With such a table, the checkpoint is
     /// saved before this returns, as by [`save_to`](Self::save_to).

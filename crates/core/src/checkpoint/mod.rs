@@ -45,7 +45,8 @@ use workers::Saved;
 /// A component of a checkpoint: [`Variables`](crate::Variables), a [`Variable`](crate::Variable), an
 /// `Optimizer`, or a custom type.
 pub trait Checkpointed {
-    /// Adds all state that is needed to resume. The name of each tensor is `prefix` or begins with `prefix/`.
+    /// Adds all state that is needed to resume to `writer`. The name of each tensor is `prefix` or begins with
+    /// `prefix/`.
     ///
     /// # Errors
     /// Returns an error if state cannot be read, or if two tensors have the same name.
@@ -186,7 +187,7 @@ impl<'a> Checkpoint<'a> {
     /// chief needs.
     ///
     /// # Errors
-    /// - [`Error::WrongContext`]: called inside `run`, outside `merge_call`, or in an update.
+    /// - [`Error::WrongContext`]: called in an update, or inside `run` but outside `merge_call`.
     /// - [`Error::InvalidArgument`]: two components have the same name.
     /// - [`Error::Failed`] of the kind `Usage`: the workers have trained alone since the last [outer
     ///   step](crate::strategy::LocalSteps).
@@ -239,9 +240,9 @@ impl<'a> Checkpoint<'a> {
     }
 
     /// Saves everything as the next checkpoint in the manager's folder. The manager may then remove old checkpoints.
-    /// Returns the path of the new checkpoint, which is complete. [`save_async`](Self::save_async) does not wait for
-    /// it. On workers other than the chief, this is the path of a checkpoint with
-    /// that name in their own folder, where it need not exist.
+    /// Returns the path of the new checkpoint, which is complete. On workers other than the chief, this is a path in
+    /// the folder of their own manager, where the checkpoint need not exist. [`save_async`](Self::save_async) returns
+    /// before the checkpoint is complete.
     ///
     /// # Errors
     /// - The errors of [`save`](Checkpoint::save), except that the path is always new.
@@ -292,10 +293,10 @@ impl<'a> Checkpoint<'a> {
     /// # Errors
     /// Nothing has been changed if an error is returned, unless a device or a parameter server failed.
     /// - [`Error::InvalidArgument`]: state of a component is missing in the checkpoint, or has a different shape, dtype
-    ///   or rule there. Also if two components have the same name, the workers read different checkpoints, or
-    ///   components belong to different strategies with several workers.
+    ///   or update rule there; two components have the same name; the workers read different checkpoints; or components
+    ///   belong to different strategies with several workers.
     /// - [`Error::Checkpoint`]: the checkpoint is damaged.
-    /// - [`Error::WrongContext`]: called inside `run`, outside `merge_call`, or in an update.
+    /// - [`Error::WrongContext`]: called in an update, or inside `run` but outside `merge_call`.
     /// - [`Error::Worker`], [`Error::Collective`]: with several workers, one of them fails or does not make the call.
     #[track_caller]
     pub fn restore_from(&self, reader: &Reader) -> Result<()> {

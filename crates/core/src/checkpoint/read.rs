@@ -49,8 +49,8 @@ pub fn read_as(reader: &Reader, name: &str, dtype: DType, shape: &[usize]) -> Re
     Ok(reader.tensor(name)?)
 }
 
-/// Reads all of a tensor in ranges of rows, and verifies its checksums. Returns an error if its dtype or shape is not
-/// the given one.
+/// Verifies the checksums of a tensor by reading all of it, in ranges of rows. Returns an error if its dtype or shape
+/// is not the given one.
 pub fn verify_as(reader: &Reader, name: &str, dtype: DType, shape: &[usize]) -> Result<()> {
     require_as(reader, name, dtype, shape)?;
     reader.row_ranges(name)?.try_for_each(|rows| Ok(reader.rows(name, rows).map(drop)?))

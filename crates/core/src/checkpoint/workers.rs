@@ -28,7 +28,9 @@ type Open<'m> = Box<dyn FnOnce() -> Result<Reader> + 'm>;
 
 impl<'a> Checkpoint<'a> {
     /// Collects the state of the components on all workers, and writes it on the chief. `wait` first waits for earlier
-    /// saves: the loss of another worker ends this wait, but not the write.
+    /// saves. `describe` returns what the chief sends to the other workers about its result.
+    ///
+    /// The loss of another worker ends the wait. It ends the write only if the write reads rows of tables.
     pub(super) fn save_by<T>(
         &self,
         at: &'static Location<'static>,
@@ -161,7 +163,7 @@ pub(super) fn name(path: &Path) -> Bytes {
     path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default().into()
 }
 
-/// Returns the checkpoint named `name` in the manager's folder.
+/// Opens the checkpoint named `name` in the manager's folder.
 fn find(manager: &CheckpointManager, name: &str) -> Result<Reader> {
     let paths = manager.paths()?;
     match paths.into_iter().find(|path| path.file_name().is_some_and(|found| found == name)) {

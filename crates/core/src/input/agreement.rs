@@ -7,8 +7,8 @@ use distribute_data::{Distribution, FileList, UnevenEnds};
 use distribute_tensor::Nest;
 use std::panic::Location;
 
-/// Returns this worker's plan if all workers have the same plan, and an error otherwise. Plans may differ if some
-/// workers do not see all files.
+/// Returns `plan` if all workers have the same plan, and an error otherwise. Plans differ, for example, if a worker
+/// does not see all files.
 pub(super) fn agree_on_plan<T: Nest>(
     strategy: &Strategy,
     operation: &'static str,

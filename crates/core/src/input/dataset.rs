@@ -150,8 +150,8 @@ impl Strategy {
 
 impl Strategy {
     // PSV1-12
-    /// Returns the batches that this worker takes, with options that disable sharding, if the worker does not wait for
-    /// the others. Otherwise returns the arguments unchanged.
+    /// Returns the batches of this worker, and options that disable sharding, if several workers run independently.
+    /// Otherwise returns the arguments unchanged.
     fn own_part<T: Nest>(
         &self,
         dataset: Dataset<T>,

@@ -1,4 +1,4 @@
-//! A deck of files as a component of a checkpoint.
+//! A [`FileDeck`] as a component of a checkpoint.
 
 use crate::checkpoint::{Checkpointed, Reader, Restore, Writer, read_state, write_state};
 use distribute_base::Result;
@@ -8,7 +8,7 @@ use distribute_data::distribution::DeckPosition;
 /// The name of the state in metadata.
 const DECK: &str = "deck";
 
-/// Saves as metadata which files have been dealt. After a deck is restored, it continues with the next file.
+/// Saves in the metadata which files have been dealt. A restored deck continues with the next file.
 impl Checkpointed for FileDeck {
     fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
         write_state(writer, prefix, DECK, &self.position())

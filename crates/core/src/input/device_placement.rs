@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// The rule by which a per-replica batch gets to its device.
 pub(super) enum DevicePlacement {
-    /// The batch is not copied. It may be on any device, or there is only one device.
+    /// Batches are not copied, because the options exclude it or because all devices use the memory of the host.
     Any,
     /// The candle tensors are copied to the replicas' devices when the batch is created.
     Copied(Vec<DeviceName>, Arc<CopyFn>),
@@ -51,9 +51,10 @@ impl DevicePlacement {
         Ok(DevicePlacement::Copied(names, Arc::new(copy)))
     }
 
-    /// Extends the plan so that each per-replica batch is copied to its device when it is created. If steps are
-    /// prepared in advance, the copies are made while the replicas compute an earlier step. A copy to a device with
-    /// separate memory is expensive enough to justify a thread. Returns the plan unchanged if batches are not copied.
+    /// Extends the plan so that each per-replica batch is copied to its device when it is created. Returns the plan
+    /// unchanged if batches are not copied. If steps are prepared in advance, the copies are made while the replicas
+    /// compute an earlier step. Copies to a device with separate memory are expensive enough to justify a thread for
+    /// this.
     pub(super) fn apply<T: Nest>(&self, plan: Distribution<T>) -> Distribution<T> {
         let DevicePlacement::Copied(names, copy) = self else { return plan };
         let copies = names.iter().any(|name| name.has_separate_memory());

@@ -63,9 +63,9 @@ enum Pass<T> {
 /// The result of taking a step.
 pub(super) enum Taken<T> {
     Step(PerReplica<T>),
-    /// The pass has ended instead of taking the step.
+    /// The pass ends now, because there is no further step.
     End,
-    /// The pass had ended before.
+    /// The pass had already ended.
     Nothing,
 }
 
@@ -111,8 +111,8 @@ impl<T: Nest> DistributedIterator<T> {
     }
 
     /// Returns an iterator that takes each step before it yields the previous one, and calls `look` for each local
-    /// replica's batch as soon as it is taken. So a program can prepare the next step while it computes this one; for
-    /// example, [`nn::prefetch_rows`] makes the rows of the next batch arrive in time.
+    /// replica's batch as soon as it is taken. A program can thus prepare the next step while it computes the current
+    /// one. For example, it can request the rows of the next batch with [`nn::prefetch_rows`].
     ///
     /// The steps, the positions that the dataset records, and a resumed pass are the same as without this call: a step
     /// that was taken and not yielded is taken again. With several workers, call this on all of them or on none.
@@ -149,11 +149,11 @@ impl<T: Nest> DistributedIterator<T> {
         LookAhead::new(self, move |batch: &T| Ok(look(batch)?))
     }
 
-    /// Ends the pass on this worker because of an error outside calls. The other workers get an error in their next
-    /// call.
+    /// Ends the pass on this worker because of an error that the other workers do not have. They get an error in their
+    /// next call.
     ///
     /// # Errors
-    /// Returns the error.
+    /// Returns `error`.
     pub(super) fn abort(&mut self, error: Result<()>) -> Result<()> {
         self.pass = Pass::Ended;
         self.strategy.abort_peers_on_err(error)
@@ -206,7 +206,7 @@ impl<T: Nest> DistributedIterator<T> {
 
     // ITER-4
     /// Prepares the next step on all workers. Returns this worker's pass, and the sum of the counts of all workers. If
-    /// files are dealt and a worker has none for the step, there are several rounds.
+    /// a worker first has to be dealt a file, the workers exchange their counts again.
     #[track_caller]
     fn agree(
         &self,

@@ -39,7 +39,7 @@ use distribute_tensor::Nest;
 
 // DIST-2
 /// Returns the number of workers, and of replicas per worker, over which a strategy distributes input. Logical replicas
-/// are those of one worker, so that their batches do not depend on the number of workers.
+/// count as the replicas of a single worker, so that their batches do not depend on the number of workers.
 fn layout(world: World) -> Layout {
     match world.logical_replicas() {
         Some(replicas) => Layout::one_worker(replicas),

@@ -16,8 +16,7 @@ impl<T: Nest> CurrentPlan<T> {
         Self(Arc::new(Mutex::new(plan)))
     }
 
-    /// Returns the plan for the current workers. Plans again if a rendezvous has changed the number of
-    /// workers.
+    /// Returns the plan for the current workers. Makes a new plan if a rendezvous has changed their number.
     ///
     /// # Errors
     /// - [`Error::Data`](distribute_base::Error::Data): the dataset cannot be distributed over the current
@@ -42,8 +41,8 @@ impl<T: Nest> CurrentPlan<T> {
 }
 
 impl Strategy {
-    /// Returns the plan. In elastic training, returns an error if the dataset cannot be distributed over every
-    /// permitted number of workers. Otherwise training would fail later, when the number of workers changes.
+    /// Returns `plan`. In elastic training, returns an error if the dataset cannot be distributed over every permitted
+    /// number of workers; training would otherwise fail later, when the number of workers changes.
     pub(super) fn require_any_world<T: Nest>(&self, plan: Distribution<T>) -> Result<Distribution<T>> {
         for workers in self.extended().elastic().into_iter().flatten() {
             if self.world().logical_replicas().is_some() {

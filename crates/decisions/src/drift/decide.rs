@@ -16,13 +16,13 @@ pub struct VariableChecksum {
     pub sum: u32,
 }
 
-/// The variables that have drifted.
+/// The variables that differ between workers although they must be equal.
 #[derive(Debug, PartialEq)]
 pub struct Drift {
     /// The names of the variables that differ, in the order of creation. There is at least one.
     pub variables: Vec<String>,
-    /// The workers on which the value of a variable differs from the majority's; all workers if a variable has no value
-    /// that a majority has.
+    /// The workers on which the value of a variable differs from the majority's; all workers if no value of a variable
+    /// has a majority.
     pub workers: Vec<usize>,
     /// The description of the difference, for an error message.
     pub text: String,
@@ -31,7 +31,7 @@ pub struct Drift {
 /// The checksums of a variable that differs.
 struct Differing<'a> {
     of_first: &'a VariableChecksum,
-    /// The workers with each checksum, sorted by the first worker.
+    /// The groups of workers with equal checksums, sorted by the first worker of each group.
     holders: Vec<Vec<usize>>,
     /// The number of workers.
     workers: usize,
@@ -65,7 +65,8 @@ pub fn find_drift(all: &[Vec<VariableChecksum>]) -> Option<Drift> {
 }
 
 impl<'a> Differing<'a> {
-    /// Returns `None` if all checksums are equal.
+    /// Groups the workers by the checksums that they have, in the order of ranks. Returns `None` if all checksums are
+    /// equal.
     fn new(of_first: &'a VariableChecksum, sums: impl Iterator<Item = u32>) -> Option<Self> {
         let (mut holders, mut workers): (BTreeMap<u32, Vec<usize>>, _) = (BTreeMap::new(), 0);
         for (worker, sum) in sums.enumerate() {

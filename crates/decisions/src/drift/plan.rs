@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// The sizes of the variables, for splitting all elements into parts of about the same number of bytes.
+/// A plan that splits the elements of all variables into parts of about the same number of bytes.
 #[derive(Debug)]
 pub struct ComparisonPlan {
     variables: Vec<Extent>,

@@ -1,4 +1,4 @@
-//! Per-replica batches that are copied to devices which do not exist: by which thread, and when.
+//! Tests when per-replica batches are copied to devices, and on which thread. The devices do not exist.
 
 use super::*;
 use crate::checkpoint::Checkpoint;
