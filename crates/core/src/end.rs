@@ -8,9 +8,10 @@ use std::error::Error as StdError;
 type Boxed = Box<dyn StdError>;
 type SharedBox = Box<dyn StdError + Send + Sync>;
 
-/// Exits with 0 if the result of the main function is [`Error::UnusedSpare`], because nothing is left to do. Otherwise
-/// returns the result. `#[distribute::main]` calls this. The error may also be the source of another one, or be in a
-/// box.
+/// Exits with code 0 if `result` is [`Error::UnusedSpare`], because a spare that was not needed has nothing to do. The
+/// error may also be boxed, or the source of another error. Otherwise returns `result`.
+///
+/// `#[distribute::main]` calls this with the result of `main`.
 #[doc(hidden)]
 pub fn end_main<T, E: 'static>(result: Result<T, E>) -> Result<T, E> {
     if let Err(error) = &result
@@ -22,7 +23,8 @@ pub fn end_main<T, E: 'static>(result: Result<T, E>) -> Result<T, E> {
     result
 }
 
-/// Returns the error of an unused spare among the sources of an error, if it has a type that is recognized.
+/// Returns the [`Error::UnusedSpare`] that is `error` or one of its sources. Returns `None` if there is none, or if
+/// `error` is neither an [`Error`] nor a boxed error.
 fn unused_spare(error: &dyn Any) -> Option<&Error> {
     let first: &(dyn StdError + 'static) = if let Some(error) = error.downcast_ref::<Error>() {
         error

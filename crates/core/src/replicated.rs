@@ -87,8 +87,8 @@ impl<M> Replicated<M> {
         Ok(Self { models: PerReplica::from_values(models), build, variables })
     }
 
-    /// Returns the models, one for each local replica. If the number of local replicas may grow because the workers
-    /// share logical replicas, there are as many models as the largest number, and the first are used.
+    /// Returns the models, one for each local replica. If the workers share logical replicas, the number of local
+    /// replicas may grow. There are then models for the largest number, and only the first of them are in use.
     pub fn models(&self) -> &PerReplica<M> {
         &self.models
     }

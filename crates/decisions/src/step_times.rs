@@ -141,7 +141,7 @@ impl StepMeter {
         lock(&self.all).stragglers.means()
     }
 
-    /// Records that the program waited this long for the input of this worker.
+    /// Adds `time` to the time in which the program waited for the input of this worker.
     pub fn record_input(&self, time: Duration) {
         let input = &mut lock(&self.mine).times.input;
         *input = input.saturating_add(time);

@@ -26,8 +26,9 @@ pub trait Container: Sized {
     /// container.
     fn from_nodes<U>(nodes: Tree<U>) -> Option<Self::With<U>>;
 
-    /// Returns the number of local results on `replicas` local replicas: by default one per replica. A container that
-    /// may be a single item, such as an `Option`, returns the result of `of` for that item, and 1 if it is empty.
+    /// Returns the number of [local results](Distributed::local_results) on `replicas` local replicas, by default one
+    /// per replica. A container that may be a single item, such as an `Option`, returns the result of `of` for that
+    /// item, and 1 if it is empty.
     fn results(&self, replicas: usize, of: impl Fn(&Self::Item) -> usize) -> usize {
         let _ = of;
         replicas
@@ -208,7 +209,7 @@ where
     }
 }
 
-/// Flattens a tree whose leaves are trees by one level.
+/// Joins a tree of trees into a single tree, whose leaves are the leaves of the inner trees.
 fn joined<L>(tree: Tree<Tree<L>>) -> Tree<L> {
     match tree {
         Tree::Leaf(inner) => inner,

@@ -1,4 +1,4 @@
-//! Functions that are called by the code that `#[derive(Nest)]` generates. A struct of tensors is a value that is equal
+//! Functions for the code that `#[derive(Nest)]` generates, which treats a struct of tensors as a value that is equal
 //! on all replicas.
 
 pub use super::Parts;

@@ -74,7 +74,7 @@ pub trait Distributed: Sized {
 
 pub(super) const OPERATION: &str = "splitting a value between replicas";
 
-/// Returns the values if there is one per replica. Otherwise returns an error that contains the description `what`.
+/// Returns `values` if there is one per replica, and an error otherwise. `what` describes the value in the error.
 pub fn require_one_each<T>(values: Vec<T>, replicas: usize, what: impl FnOnce() -> String) -> Result<Vec<T>> {
     let parts = match values.len() {
         n if n == replicas => return Ok(values),

@@ -113,8 +113,8 @@ impl PerReplica<Tensor> {
     /// `all_reduce`.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`]: the replicas have different numbers, of which the error lists the first. Use
-    ///   `Strategy::reduce` to combine them. Also if there is no value.
+    /// - [`Error::InvalidArgument`]: there is no value, or the replicas have different numbers, of which the error
+    ///   lists the first 8. Use `Strategy::reduce` to combine them.
     /// - [`Error::Candle`]: a value is not a scalar, or does not have the dtype of `S`.
     ///
     /// ```

@@ -200,8 +200,8 @@ impl ReplicaContext {
         Ok(root)
     }
 
-    /// Returns an error if some replica may still need gradients of collectives, which all workers compute together,
-    /// while each worker trains alone.
+    /// Returns an error if each worker trains alone although some replica may still need gradients of collectives,
+    /// which all workers would have to compute together.
     ///
     /// # Errors
     /// - [`Error::NotSupported`]: the strategy has [local steps](crate::strategy::LocalSteps) and several workers.

@@ -125,7 +125,7 @@ struct StartHeader {
     waiting: usize,
     /// The times of the worker since its previous step began.
     times: StepTimes,
-    /// The local steps of the worker; `None` in lock step.
+    /// The progress of the worker's local steps; `None` in lock step.
     alone: Option<Alone>,
 }
 

@@ -36,7 +36,8 @@ impl Destinations {
         Self(Target::Devices(devices.into_iter().collect()))
     }
 
-    /// Returns the devices. Each must be a worker or parameter device of the strategy, or the host's `cpu:0`.
+    /// Returns the devices. Returns an error if there are none, or if one of them is neither a worker or parameter
+    /// device of the strategy nor the host's `cpu:0`.
     pub(crate) fn resolve(&self, operation: &'static str, strategy: &Strategy) -> Result<Vec<DeviceName>> {
         let own = strategy.devices();
         let devices = match &self.0 {

@@ -30,7 +30,7 @@ impl Strategy {
     /// # Errors
     /// - [`Error::Tensor`]: shapes or dtypes differ, an axis is outside the rank, or the dtype is bool or string.
     /// - [`Error::InvalidArgument`]: SUM without an axis of a value that is not distributed, if the strategy has
-    ///   several replicas, all in one process. Also a value that was created for a different number of replicas.
+    ///   several replicas, all in one process; or the value was created for a different number of replicas.
     /// - [`Error::WrongContext`]: called inside `run`.
     /// - [`Error::MixedStrategies`]: called inside another strategy's scope.
     /// - [`Error::Collective`]: a worker does not make the same call.

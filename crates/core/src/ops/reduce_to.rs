@@ -112,9 +112,9 @@ impl Strategy {
     ///
     /// # Errors
     /// - [`Error::Tensor`]: shapes or dtypes differ, or the dtype is bool or string.
-    /// - [`Error::InvalidArgument`]: SUM over several replicas of one process of a value that is not distributed, a
-    ///   value that was created for a different number of replicas, or empty destinations. Also a destination on
-    ///   another worker, or a variable of another strategy.
+    /// - [`Error::InvalidArgument`]: SUM over several replicas of one process of a value that is not distributed; the
+    ///   value was created for a different number of replicas; or the destinations are empty, on another worker, or a
+    ///   variable of another strategy.
     /// - [`Error::Device`]: a destination cannot be parsed, or is neither a device of the strategy nor the host's
     ///   `cpu:0`.
     /// - [`Error::WrongContext`]: called inside `run`.
@@ -313,8 +313,9 @@ impl Strategy {
         }
     }
 
-    /// Reduces leaves over all workers or with the strategy's cross-device ops. Each item of `leaves` is the replicas'
-    /// parts of one leaf, and the devices for the result. `what` returns the fingerprint of a local replica's call.
+    /// Reduces leaves over all workers or, without other workers, with the strategy's cross-device ops. Each item of
+    /// `leaves` is the replicas' parts of one leaf, and the devices for the result. `what` returns the fingerprint of a
+    /// local replica's call.
     pub(super) fn reduce_parts<'a>(
         &self,
         call: ReductionCall,

@@ -161,8 +161,9 @@ impl Strategy {
     }
 }
 
-/// A copy of the replica's own variables, made before the replica runs on an empty batch. On such a batch candle's
-/// batch norm sets its running statistics to NaN. Variables of layers that handle empty batches are not restored.
+/// A copy of the replica's own variables, made before the replica runs on an empty batch. They are restored afterwards,
+/// because candle's batch norm sets its running statistics to NaN on such a batch. Variables of layers that handle
+/// empty batches are not restored.
 struct Snapshot(Vec<(Var, Tensor)>);
 
 impl Snapshot {

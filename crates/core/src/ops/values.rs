@@ -66,7 +66,7 @@ pub struct ValueContext {
     /// The global id of the replica.
     #[doc(alias = "tf.distribute.experimental.ValueContext.replica_id_in_sync_group")]
     pub replica_id_in_sync_group: usize,
-    /// The number of replicas in sync.
+    /// The total number of replicas on all workers.
     #[doc(alias = "tf.distribute.experimental.ValueContext.num_replicas_in_sync")]
     pub num_replicas_in_sync: usize,
 }

@@ -8,8 +8,8 @@ use distribute_cluster::{Fingerprint, Process, locations};
 use distribute_collective::group::GroupCall;
 use distribute_decisions::internal::{Outcome, merge_outcomes};
 
-/// A report to the other workers, which wait for work of the chief, that the chief is still working. They then wait for
-/// the timeout again.
+/// A report of the chief that it is still working, for the workers that wait for its result. They then wait for another
+/// timeout.
 pub(crate) struct Report<'s> {
     /// The call in which the others wait; `None` if no other worker waits.
     awaited: Option<Awaited<'s>>,
@@ -26,7 +26,7 @@ impl Report<'_> {
     /// Sends the report. Call it often enough in work that may take longer than the timeout.
     ///
     /// # Errors
-    /// Returns the error of the call if another worker disconnects or does not make it in time.
+    /// Returns the error of the call if another worker disconnects or does not make the call in time.
     pub(crate) fn send(&mut self) -> Result<()> {
         let Some(Awaited { strategy, operation, call }) = &self.awaited else { return Ok(()) };
         let working = Outcome::Working.encode();
@@ -44,9 +44,8 @@ impl Strategy {
     /// # Errors
     /// - [`Error::Worker`]: one or more workers failed. All workers get the error of the failed worker with the lowest
     ///   rank.
-    /// - This worker's own error, if all workers failed with the same message, if the exchange itself fails, or if this
-    ///   worker makes no calls with others. The same holds for an error of a collective, which all workers already
-    ///   have.
+    /// - This worker's own error, if all workers failed with the same message, if the exchange itself fails, if this
+    ///   worker makes no calls with others, or if its error is that of a collective, which all workers already have.
     /// - The error of the exchange, if this worker succeeded and another one makes a different call, disconnects or
     ///   times out.
     #[doc(hidden)]
@@ -136,8 +135,8 @@ impl Strategy {
     /// result to all workers. Returns the value on a worker that called `act`, and the chief's record. The record is
     /// empty on a worker that makes no calls with others.
     ///
-    /// The other workers wait for at most the timeout. Work that takes longer sends its [`Report`], from which on they
-    /// wait again.
+    /// The other workers wait for at most the timeout. If `act` takes longer, it must send its [`Report`] in between,
+    /// after which they wait for another timeout.
     ///
     /// # Errors
     /// Returns the errors of [`exchange_results`](Self::exchange_results).

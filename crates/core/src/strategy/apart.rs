@@ -7,7 +7,7 @@ use distribute_decisions::internal::Alone;
 use std::sync::atomic::Ordering;
 
 impl Strategy {
-    /// Returns the local steps of this strategy's workers; `None` if the workers train in lock step.
+    /// Returns the setting of local steps; `None` if the workers train in lock step.
     pub fn local_steps(&self) -> Option<LocalSteps> {
         self.0.local_steps
     }
@@ -18,13 +18,14 @@ impl Strategy {
         self.0.apart.load(Ordering::Relaxed) > 0
     }
 
-    /// Records that the number of an optimizer's local steps since its last outer step has changed.
+    /// Records that the number of an optimizer's local steps since its last outer step has changed from `before` to
+    /// `after`.
     #[doc(hidden)]
     pub fn record_local_steps(&self, before: u64, after: u64) {
         self.0.apart.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
     }
 
-    /// Records that the number of an optimizer's outer steps has changed.
+    /// Records that the number of an optimizer's outer steps has changed from `before` to `after`.
     #[doc(hidden)]
     pub fn record_outer_steps(&self, before: u64, after: u64) {
         self.0.outer_steps.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
@@ -36,8 +37,8 @@ impl Strategy {
         self.0.outer_steps.store(0, Ordering::Relaxed);
     }
 
-    /// Records that the workers have transferred a state after a rendezvous. `all_received` is whether all but one have
-    /// received it, so that all have the same weights.
+    /// Records that a worker's state has been transferred to others after a rendezvous. `all_received` is `true` if all
+    /// other workers have received it, so that all have the same weights.
     #[doc(hidden)]
     pub fn record_transfer(&self, all_received: bool) {
         self.forget_outer_steps();
@@ -46,8 +47,8 @@ impl Strategy {
         }
     }
 
-    /// Returns an error if each worker has its own weights at the moment. Returns no error if there are no other
-    /// workers, or if this worker makes no calls with them.
+    /// Returns an error if the workers currently have different weights. Returns `Ok` if there are no other workers, or
+    /// if this worker makes no calls with them.
     ///
     /// # Errors
     /// - [`Error::Failed`](distribute_base::Error::Failed) of the kind `Usage`: the workers have trained alone since
@@ -57,7 +58,7 @@ impl Strategy {
         alone.own_weights(operation).map_or(Ok(()), Err)
     }
 
-    /// Returns the local steps of this worker; `None` in lock step.
+    /// Returns the progress of this worker's local steps; `None` in lock step.
     pub(crate) fn alone(&self) -> Option<Alone> {
         let settings = self.0.local_steps?;
         let [since, outer] = [&self.0.apart, &self.0.outer_steps].map(|count| count.load(Ordering::Relaxed));

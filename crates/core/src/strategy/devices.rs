@@ -16,7 +16,7 @@ pub fn check_count(operation: &'static str, replicas: usize) -> Result<()> {
     Err(Error::invalid(operation, reason))
 }
 
-/// Parses the names of devices.
+/// Parses the names of devices, and checks that the devices can be opened.
 ///
 /// # Errors
 /// - [`Error::InvalidArgument`]: there is no name, or there are more than the replicas that a process can have. The

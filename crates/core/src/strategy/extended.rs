@@ -96,8 +96,9 @@ pub trait StrategyExtended: Debug + Send + Sync + 'static {
         None
     }
 
-    /// Returns the form in which the values of a model's table are stored; `bytes` is its size. All workers must return
-    /// the same form. If the table is mirrored, its values are rounded in the same way, without saving memory.
+    /// Returns the form in which the values of a model's table are stored. `bytes` is the size of the table. All
+    /// workers must return the same form. If the table is mirrored, its values are rounded in the same way, without
+    /// saving memory.
     fn row_format(&self, _bytes: usize) -> RowFormat {
         RowFormat::Full
     }
@@ -259,8 +260,8 @@ impl<'a> Replicas<'a> {
     ///
     /// The first replica usually runs on the calling thread. It runs on a separate thread if [several threads per
     /// replica or pinned threads](Threads) are requested. The same holds if the calling thread belongs to a rayon pool,
-    /// as in `rayon::spawn` or `par_iter`. In the middle of the step, a rayon thread could execute other work of its
-    /// pool.
+    /// as in `rayon::spawn` or `par_iter`, because such a thread could execute other work of its pool in the middle of
+    /// the step.
     ///
     /// # Errors
     /// - [`Error::Io`]: a thread cannot be started, or there is no memory for its stack.

@@ -105,14 +105,14 @@ struct Inner {
     steps: AtomicU64,
     /// Statistics of optimizers' steps, for monitoring.
     step_stats: StepStats,
-    /// The times of steps, with several workers.
+    /// The times of each worker's steps, if there are several workers.
     step_meter: StepMeter,
     updates: Mutex<Updates>,
     /// The steps that each worker trains alone; `None` in lock step.
     local_steps: Option<LocalSteps>,
     /// The number of local steps since the workers last agreed on their weights, of all optimizers together.
     apart: AtomicU64,
-    /// The number of outer steps since optimizers were restored, of all optimizers together, also dropped ones.
+    /// The number of outer steps since optimizers were restored, of all optimizers together, including dropped ones.
     outer_steps: AtomicU64,
     optimizers: AtomicU64,
     precision: Mutex<MixedPrecision>,
@@ -242,7 +242,7 @@ impl Strategy {
         self == Self::default_strategy()
     }
 
-    /// Returns the sequence number of the next variable, from 1, and increments the counter. It is equal on all
+    /// Returns the sequence number of the next variable, from 1, and increments the counter. The number is equal on all
     /// workers, because they create variables in the same order.
     pub(crate) fn next_variable(&self) -> u64 {
         self.0.created.fetch_add(1, Ordering::Relaxed) + 1

@@ -129,7 +129,7 @@ impl Strategy {
     /// Checks that the program has a `Training` if there are spares, which wait in it.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`]: it has none.
+    /// - [`Error::InvalidArgument`]: there are spares, but the program has no `Training`.
     pub(crate) fn require_training_for_spares(&self, operation: &'static str) -> Result<()> {
         let spares = self.extended().spares();
         if spares == 0 || self.0.workers.has_training() {
@@ -171,9 +171,9 @@ impl Strategy {
     }
 
     /// Leaves the world in which a worker failed, and waits for the next rendezvous. Does not wait for workers that are
-    /// known to exit. Calls with the new workers are possible after this process [has caught
-    /// up](Self::finish_catching_up). If spares may take the places of the workers in `lost`, does not wait for these
-    /// either, even if this process is still connected to them. The workers' decision about a notice is discarded. See
+    /// known to exit or, if spares may replace them, for the workers in `lost`, even if this process is still connected
+    /// to these. Discards the workers' decision about a notice. Calls with the new workers are possible after this
+    /// process [has caught up](Self::finish_catching_up). See
     /// [`StrategyExtended::rejoin`](super::StrategyExtended::rejoin) for `once_more`. Returns `None` if the group
     /// cannot re-form.
     ///

@@ -8,9 +8,10 @@ use distribute_log::warn_or_stderr;
 use std::time::Duration;
 
 impl Strategy {
-    /// Returns the worker that makes the others wait, and why, if there is one. It is found from the times of all
-    /// workers in about the last minute, at the earliest after 10 s and 20 steps; with a single worker, never. All
-    /// workers find the same one. The chief also logs a warning, once for each worker and cause.
+    /// Returns the worker that makes the others wait, and why, if there is one. The decision is based on the times of
+    /// all workers over about the last minute, and is the same on all workers. It needs at least 10 s and 20 steps;
+    /// with a single worker, the result is always `None`. The chief also logs a warning, once for each worker and
+    /// cause.
     ///
     /// A worker is slow if it takes at least 1.25 times as long as the median of the others, and the others wait at
     /// least a tenth of each step for it. From three workers on, a worker whose messages arrive late is found as well.
@@ -31,7 +32,7 @@ impl Strategy {
         self.step_meter().means()
     }
 
-    /// Records that the program waited this long for the input of this worker.
+    /// Adds `time` to the time in which the program waited for the input of this worker.
     pub(crate) fn record_input_time(&self, time: Duration) {
         self.step_meter().record_input(time);
     }
@@ -41,7 +42,8 @@ impl Strategy {
         group.take_waits(|waits| self.step_meter().take(waits))
     }
 
-    /// Records that a step has begun on all workers, and the times of all workers before, in the order of ranks.
+    /// Records that a step has begun on all workers. `all` contains the times of each worker since its previous step,
+    /// in the order of ranks. The chief logs a warning if these reveal a new straggler.
     pub(crate) fn record_step_begin(&self, group: &Group, all: &[StepTimes]) {
         let new = self.step_meter().add(all);
         if let Some(straggler) = new.filter(|_| self.world().is_chief()) {

@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// The total number of examples, the number of steps, and the bits of the last loss that was read. Only one thread at a
-/// time may write. A reader may see values of two adjacent steps.
+/// Statistics of optimizers' steps: the total number of examples, the number of steps, and the last loss that was read.
+/// Only one thread at a time may write. A reader may see values of two adjacent steps.
 #[derive(Debug, Default)]
 pub struct StepStats {
     examples: AtomicU64,

@@ -46,7 +46,6 @@ impl Threads {
         Ok(Self { teams: TeamPool::new(per_replica, start.transpose()?) })
     }
 
-    /// Returns the pool of worker threads.
     pub(super) fn teams(&self) -> &TeamPool {
         &self.teams
     }

@@ -37,7 +37,7 @@ pub(super) fn check(extended: &dyn StrategyExtended) -> Result<()> {
     extended.cross_device_ops().map_or(Ok(()), |ops| ops.check(extended.worker_devices()))
 }
 
-/// The values that the author's methods return.
+/// The values that the methods of a [`StrategyExtended`] return.
 #[derive(Clone, Debug)]
 struct Declared<'a> {
     devices: &'a [DeviceName],
