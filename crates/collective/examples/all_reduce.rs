@@ -163,7 +163,7 @@ fn main() -> Result<()> {
     let group = asked.join(0, &address, Some(listener))?;
     run(&group, &asked)?;
     group.end();
-    // They end now: what they wait for is this process, which has told them.
+    // The other processes exit now, because this one has notified them.
     for other in &mut others.0 {
         other.wait()?;
     }

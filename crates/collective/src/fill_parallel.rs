@@ -98,7 +98,7 @@ mod tests {
                 }
                 match round % 2 {
                     0 => chunk.write(&next.collect::<Vec<_>>()),
-                    // What there is no room for is left.
+                    // There is no room for the additional element, so it is ignored.
                     _ => chunk.extend(next.start..next.end + usize::from(next.len() < block)),
                 }
             }

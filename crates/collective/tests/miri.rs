@@ -103,7 +103,7 @@ fn worker_threads_can_be_any_threads_and_get_no_old_work() {
         assert_eq!(data.into_inner().unwrap(), 2);
         broadcast_pool.dismiss();
     });
-    // Who comes after the loan is over must not run it.
+    // A member that comes after the end of the loan must not run the closure.
     broadcast_pool.dismiss();
     broadcast_pool.serve(1);
 }

@@ -185,7 +185,7 @@ fn a_member_that_times_out_is_named_and_finds_the_session_closed() {
         let told = Mutex::new(told);
         team.run(9, Duration::from_millis(50), &|member| {
             if member.rank() == 1 {
-                // Comes only after the other has given up.
+                // Makes the call only after the other member has given up.
                 wait.lock().unwrap().recv_timeout(MINUTE).unwrap();
             }
             let blame = member.all_gather_local(barrier(), ()).unwrap_err();
@@ -205,7 +205,8 @@ fn a_deadline_passes_in_time_if_members_yield_to_other_programs() {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let (members, over) = (cores + 2, AtomicBool::new(false));
         std::thread::scope(|scope| {
-            // They keep the cores: who yields gets one back after a slice of the scheduler's.
+            // These threads keep the cores busy, so a member that yields gets a core back only after a time slice of
+            // the scheduler.
             for _ in 0..2 * cores {
                 scope.spawn(|| {
                     while !over.load(Ordering::Relaxed) {

@@ -154,7 +154,7 @@ fn measure() -> Result<()> {
     times.sort_by(f64::total_cmp);
     println!("one scheduled and fetched: p50 {:.0} µs, p99 {:.0} µs", times[2500], times[4950]);
 
-    // Killed in the middle of a closure, which goes on at once on the other worker.
+    // A worker is killed while it runs a closure, which continues at once on the other worker.
     let held = loop {
         let held = coordinator.schedule(call("hold", vec![0]))?;
         if held.fetch_timeout(Duration::from_millis(100)).is_err() {

@@ -93,7 +93,7 @@ impl IdleMemory {
 
     fn release(&self, words: Vec<u64>) {
         let mut idle = lock(&self.0);
-        // Those of sizes that nobody asks for any more make way.
+        // The oldest buffer is dropped, because its size may not be requested any more.
         let oldest = (idle.len() >= MAX_IDLE).then(|| idle.remove(0));
         idle.push(words);
         drop(idle);

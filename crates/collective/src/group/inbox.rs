@@ -110,7 +110,7 @@ impl Inbox {
     pub fn add(&self, from: usize, frame: Frame) {
         let mut state = lock(&self.0.state);
         if !matches!(state.lost.get(from), Some(None)) {
-            // It has sent too much before.
+            // The worker is already lost.
             return;
         }
         let name = frame.session.name;
@@ -430,7 +430,7 @@ pub(super) mod tests {
         assert!(why.starts_with("it has sent ") && why.contains("bytes that no session receives"), "{why}");
         assert_eq!(waiting()[1], 0);
         assert!(format!("{inbox:?}").contains(" 1 frames"), "{inbox:?}");
-        // The other one is there, and what has been taken counts no more.
+        // The other worker is still connected, and frames that were taken no longer count.
         for _ in 0..100 {
             assert!(matches!(inbox.poll(open, &[false; 3]), Some(Event::Frame(2, _))));
             inbox.add(2, large(7, 9 << 20));

@@ -207,9 +207,9 @@ impl Protocol {
             round.expire();
         }
         self.current = Some(Current { round, patience: None, grace: false, last: false });
-        // What came before somebody left or was lost.
+        // Frames that arrived before this round began.
         for (from, frame) in std::mem::take(&mut self.early) {
-            // It has been looked at.
+            // The frame was checked when it arrived.
             let _ = self.receive(from, frame);
         }
         let Some(Current { round, .. }) = &mut self.current else { return };
@@ -261,7 +261,7 @@ impl Protocol {
         if self.over.is_some() {
             return None;
         }
-        // Nobody takes part in a round any more: of what has come, only a verdict counts.
+        // No further round is made, so of the frames that have arrived, only a verdict counts.
         let theirs = std::mem::take(&mut self.early).into_iter().find_map(|(_, frame)| match frame.content {
             Content::Verdict(blame) => Some(Arc::new(blame)),
             _ => None,
@@ -311,7 +311,7 @@ impl Protocol {
     /// Returns the reason for treating the sender as lost. The frame is dropped.
     pub fn receive(&mut self, from: usize, frame: Frame) -> Result<(), InvalidFrame> {
         if frame.round > self.round.saturating_add(MAX_ROUNDS_AHEAD) {
-            // The others may make any number of calls, which fail, where this worker has left.
+            // If this worker has left, the others may make any number of calls, which fail.
             if self.left.get(self.world.worker()).is_some_and(Option::is_some) {
                 return Ok(());
             }
@@ -327,8 +327,8 @@ impl Protocol {
             (Some(current), Content::Left { .. }) => current.round.receive(from, frame.content),
             // Every round that begins is told who has left.
             (None, Content::Left { .. }) => {}
-            // The session is over for those who sent it. Where it is one of a later round, they have this one behind
-            // them: all have agreed in it then, unless it cannot be agreed in here any more.
+            // A verdict ends the session for its sender. A verdict of a later round is kept: its sender has completed
+            // this round, so all workers have agreed. If this worker can no longer agree, the verdict counts now.
             (Some(current), Content::Verdict(_)) if frame.round <= self.round || current.grace => {
                 current.round.receive(from, frame.content);
             }
@@ -393,7 +393,7 @@ impl Protocol {
             Next::Over(blame) => {
                 self.current = None;
                 self.over = Some(Arc::new(blame.clone()));
-                // Then the round ends.
+                // The round ends with the next action.
                 return Action::Send(self.frame(Content::Verdict(blame)));
             }
         };

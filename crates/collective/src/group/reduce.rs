@@ -230,7 +230,7 @@ impl GroupCall<'_> {
             }
             buffers.concat(packs.iter().zip(&mine).flat_map(of).chain([rest.clone()]))
         })?;
-        // By worker what it contributes to this one's range of each pack, and its other leaves.
+        // For each worker, its contribution to this worker's range of each pack, and its other leaves.
         let mut theirs = Vec::with_capacity(world.workers());
         let mut whole = Vec::with_capacity(world.workers());
         for (worker, mut body) in come.into_iter().enumerate() {

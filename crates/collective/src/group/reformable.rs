@@ -57,7 +57,7 @@ impl ReformableLinks {
     pub fn leave(&self) {
         let left = self.mesh.write().unwrap_or_else(PoisonError::into_inner).take();
         left.iter().for_each(Mesh::leave);
-        // It waits until the others have what was sent, and for its thread.
+        // This waits until the others have received what was sent, and for the thread of the mesh.
         drop(left);
     }
 

@@ -147,7 +147,7 @@ impl Round {
                 }
             }
             (Content::Left { statuses }, Peer::Silent) => *peer = Peer::Left(statuses),
-            // It has left after this round.
+            // The worker has left after its call in this round.
             (Content::Left { .. }, Peer::Calls { .. }) => self.mark_lost(worker, "it has left"),
             (Content::Left { .. }, _) => {}
             (Content::Early { .. }, _) => {
@@ -161,7 +161,7 @@ impl Round {
         let reason = reason.into();
         match self.peers.get_mut(worker) {
             Some(peer @ Peer::Silent) => *peer = Peer::Lost(reason),
-            // What it has said still counts: it may have ended after its last call.
+            // The worker may have ended after its last call.
             Some(Peer::Calls { lost, .. }) => {
                 lost.get_or_insert(reason);
             }
@@ -250,7 +250,8 @@ impl Round {
         }
         if !self.explained {
             self.explained = true;
-            // Also what others have told: those that cannot reach each other hear it of a third.
+            // Losses that others have reported are included, so that workers that cannot reach each other hear of them
+            // from a third.
             let lost =
                 self.lost().map(|(worker, reason)| (worker, reason.clone())).or(self.their_loss.clone());
             let (statuses, step, late) = (self.own.clone(), self.step, self.late.clone());
@@ -259,7 +260,7 @@ impl Round {
         let unexplained =
             silent || self.peers.iter().any(|peer| matches!(peer, Peer::Calls { lost: None, .. }));
         let lost = self.has_lost();
-        // Who is lost will not explain itself, and the others may have what this worker waits for in vain.
+        // A lost worker sends no statuses, and the others may have received what this worker would wait for in vain.
         if unexplained && !lost && !last {
             return Next::Wait;
         }
@@ -282,7 +283,7 @@ impl Round {
             match (peer, &call) {
                 (Peer::ThisWorker, _) => all.extend_from_slice(&self.own),
                 (Peer::Statuses(statuses) | Peer::Left(statuses), _) => all.extend_from_slice(statuses),
-                // It has made a call and sent no statuses: the digest tells whether it is this call.
+                // The worker has made a call but sent no statuses. The digest shows whether it is the same call.
                 (Peer::Calls { digest, .. }, Some(call)) if *digest == call.digest() => {
                     all.extend(replicas.map(|replica| ReplicaStatus::waiting(replica, call.clone())));
                 }

@@ -174,7 +174,7 @@ mod tests {
         for round in 0..all[0].reduce.len() {
             carry_out(&all.iter().map(|one| &one.reduce[round]).collect::<Vec<_>>(), &mut values, true);
         }
-        // Of what it does not own, a worker has no sum.
+        // A worker has no sums of elements that are not assigned to it.
         let mut owners = vec![0; len];
         for (one, values) in all.iter().zip(&mut values) {
             one.assigned.clone().for_each(|at| owners[at] += 1);

@@ -210,7 +210,7 @@ impl Session {
         let protocol = &mut state.protocol;
         match protocol.abort_call(self.step(), statuses, timeout) {
             Some(frame) => self.send_to_others(&frame),
-            // What comes of it is known already: this worker has failed.
+            // The result is already known: this worker has failed.
             None => drop(self.round(protocol, |_| Bytes::new(), timeout, &mut None)),
         }
     }
@@ -302,7 +302,7 @@ impl Session {
 
     fn receive(&self, protocol: &mut Protocol, event: Event) {
         match event {
-            // It was sent after data that has arrived changed.
+            // Frames that a worker sent after corrupted data are dropped.
             Event::Frame(from, _) if protocol.lost().get(from) == Some(&true) => {}
             Event::Frame(from, frame) => {
                 // INV-104

@@ -173,7 +173,7 @@ mod tests {
         vector.bytes_mut().copy_from_slice(bytemuck::cast_slice(all));
         let sent = coding.encode(vector.freeze(), &buffers);
         assert_eq!(sent.len(), coding.width() * all.len());
-        // What has been rounded stays as it is.
+        // Rounded numbers stay unchanged.
         assert_eq!(coding.fold(std::slice::from_ref(&sent), &[F::ONE], &buffers), sent);
         numbers(&coding.decode_bytes(sent, &buffers)).into_owned()
     }

@@ -236,7 +236,7 @@ impl Group {
         };
         match encoded {
             Ok((head, body)) => self.transport.send(to, Message { head, body }),
-            // Only out of memory; the others get what they can be told.
+            // This fails only for lack of memory. Messages to other workers may still succeed.
             Err(error) => self.inbox.mark_lost(to, format!("a message to it cannot be written: {error}")),
         }
     }

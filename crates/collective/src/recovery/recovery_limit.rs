@@ -35,15 +35,15 @@ impl RecoveryLimit {
     pub fn may_continue(&mut self, blame: &Blame, world: World, updates: u64) -> bool {
         let mine = || blame.culprits.iter().any(|replica| world.local_replicas().contains(replica));
         match blame.fault {
-            // Also of this one: the others have lost it, and meet again.
+            // Also if this worker was lost: it meets the others again.
             Fault::Lost => true,
-            // Who is late again in what is made again is not lost.
+            // If the same update times out again, meeting again does not help.
             Fault::TimedOut => self.updates_at_timeout.replace(updates) != Some(updates),
             // A link that changes data of a step again has to be replaced. The step is the same on all workers, unlike
             // the number of updates: some workers may have made that of the step.
             Fault::Corrupted => self.step_of_corruption.replace(blame.step) != Some(blame.step),
             Fault::Failed => !mine(),
-            // Another program: it would come to the same again.
+            // The workers run different programs, so a retry would fail again.
             Fault::Mismatch | Fault::Returned => false,
         }
     }

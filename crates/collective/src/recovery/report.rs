@@ -90,7 +90,7 @@ fn begin(reports: &[Report]) -> Decision {
 fn transfer(reports: &[Report], source: usize, has_it: impl Fn(usize, &Report) -> bool) -> Decision {
     let receivers = reports.iter().enumerate().filter(|(worker, report)| !has_it(*worker, report));
     let receivers = receivers.map(|(worker, _)| worker);
-    // Of what some have made and dropped again, others don't know: numbers that nobody has used are the same for all.
+    // Some workers may have used numbers of which others do not know. All continue with numbers that nobody has used.
     let latest =
         |of: fn(&Counters) -> u64| reports.iter().map(|report| of(&report.counters)).max().unwrap_or(0);
     let counters = Counters {

@@ -155,8 +155,8 @@ impl Rendezvous {
         (state, _unused) = self.try_complete(state, delegate);
         if state.round == round {
             drop(state);
-            // Once, before it sleeps: while it yields, which lasts milliseconds if other programs keep the cores, the
-            // deadline does not come nearer.
+            // Only once, before this thread sleeps: the time does not count toward the deadline, and can be
+            // milliseconds if other programs keep the cores busy.
             linger(|| self.round.load(Ordering::Acquire) != round);
             state = lock(&self.state);
         }
@@ -215,8 +215,8 @@ impl Rendezvous {
             return (state, Vec::new());
         }
         if state.statuses.iter().all(ReplicaStatus::is_gone) {
-            // Not kept while the team is idle: the others learn that this process has ended when nothing holds it any
-            // more.
+            // Not kept while the team is idle: the others learn that this process has ended once nothing holds the
+            // session.
             if let Some(session) = state.session.take() {
                 let statuses = state.statuses.clone();
                 drop(state);

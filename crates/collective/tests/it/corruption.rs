@@ -115,7 +115,7 @@ fn a_flipped_bit_is_blamed_on_all_workers_with_sender_and_receiver() {
                 let change = one_bit(from, to, before, 31 * case + 7, false);
                 let failed = workers_of(groups(workers, |_| Checksums::Always, change), |group| {
                     let failed = rounds(&group);
-                    // It is lost until the group re-forms.
+                    // The worker is lost until the group re-forms.
                     let again = rounds(&group).0;
                     assert_eq!(again.fault, Fault::Corrupted, "{again}");
                     failed
@@ -126,7 +126,7 @@ fn a_flipped_bit_is_blamed_on_all_workers_with_sender_and_receiver() {
                     let mut both = [from, to];
                     both.sort_unstable();
                     assert_eq!((blame.fault, &blame.culprits[..]), (Fault::Corrupted, &both[..]));
-                    // Those that had the data of all learn it in the next round.
+                    // Workers that had received all data learn of the corruption in the next round.
                     assert!((before..before + 2).contains(made), "{made} rounds, {before} before");
                     assert_eq!(blame.to_string(), failed[0].0.to_string());
                 }
@@ -165,7 +165,7 @@ fn early(group: &Group, len: usize) -> Result<(), Failure> {
     let all = calling.receive_early_ranges(ahead.call(), &mine, |_| 1)?;
     let is_sent = |(part, bytes): (usize, &Bytes)| bytes.iter().all(|byte| *byte == part as u8);
     assert!(all.iter().all(|parts| parts.iter().enumerate().all(is_sent)), "changed data is used");
-    // As workers that sum ranges do.
+    // Workers that sum ranges make this round as well.
     calling.barrier("its sums")
 }
 

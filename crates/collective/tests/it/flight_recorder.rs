@@ -57,9 +57,9 @@ fn both<T: Send + 'static>(
         let mut groups = local::groups(Links::Memory, 2, 1).unwrap();
         let (other, me) = (groups.pop().unwrap(), groups.pop().unwrap());
         let kept = Kept::default();
-        // Two of them, and before the other worker begins: whether anybody listens to an event is remembered for all
-        // threads, and as long as there is one subscriber in the program, the thread that first comes to an event says
-        // so by its own, which that worker's has not.
+        // Two subscribers, created before the other worker begins: tracing caches for all threads whether an event has
+        // a listener. With a single subscriber in the program, the thread that first reaches an event decides this by
+        // its own subscriber, and the thread of the other worker has none.
         let [subscriber, _second] = [0; 2].map(|_| tracing::Dispatch::new(kept.clone()));
         std::thread::scope(|scope| {
             scope.spawn(|| body(other));

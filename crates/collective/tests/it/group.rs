@@ -344,7 +344,7 @@ proptest! {
                 if i == at {
                     result = now;
                 } else {
-                    // What was planted costs itself alone, or everything after it where the worker is gone.
+                    // The planted fault fails only its own call or, if the worker is gone, all later calls as well.
                     assert_eq!(now.is_ok(), i < at || fault < 2 || fault == 3, "call {i}: {now:?}");
                 }
             }

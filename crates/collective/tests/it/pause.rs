@@ -31,7 +31,7 @@ fn stopped() {
                 }
                 println!("\nwaits");
                 std::io::stdin().lock().read_line(&mut String::new()).unwrap();
-                // So that replica 0 has looked at the clock before.
+                // This gives replica 0 time to read the clock.
                 pass(TIMEOUT / 8);
             }
             let call = Fingerprint::new(Operation::Barrier, "", Location::caller());

@@ -87,7 +87,7 @@ fn short_closures_are_sent_ahead_and_come_back_to_an_idle_worker() {
     for closure in 7..41 {
         assert_eq!(calls(&mut dispatch, 1)[0], closure);
         dispatch.record_result(1, ok(closure));
-        // One at a time here, as if each closure took long.
+        // Here the worker gets one closure at a time, as if each took long.
         dispatch.workers[1].pace = worker::Pace::default();
     }
     assert!(dispatch.has_work(1));
@@ -98,7 +98,7 @@ fn short_closures_are_sent_ahead_and_come_back_to_an_idle_worker() {
     dispatch.record_result(0, Done::Returned(ClosureId(6)));
     dispatch.record_result(0, Done::Returned(ClosureId(5)));
     assert_eq!(calls(&mut dispatch, 1), [5]);
-    // The other worker began before it was asked.
+    // Worker 0 had begun closure 4 before it was asked to return it.
     for closure in [1, 4, 2, 3] {
         dispatch.record_result(0, ok(closure));
     }
@@ -374,7 +374,7 @@ fn a_worker_is_busy_with_its_running_closure() {
     assert_eq!(calls(&mut dispatch, 0).len(), 4);
     let [first, second] = ["first", "second"].map(|name| dispatch.create(call(name, &[])).unwrap());
     let is_make = |work: &Work| matches!(work, Work::Create { .. });
-    // It would create them before the closures that wait, of which one would count as running.
+    // The worker would create the resources before the waiting closures, one of which would count as running.
     for closure in 1..4 {
         assert_eq!((dispatch.has_work(0), dispatch.take(0)), (false, Vec::new()));
         dispatch.record_result(0, ok(closure));

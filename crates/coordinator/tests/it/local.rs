@@ -37,7 +37,7 @@ fn cc_2_and_cc_9_closures_are_scheduled_joined_and_fetched() {
             assert!(value.is_ready());
             assert_eq!(fetched(value), Ok(expected as u64));
         }
-        // As often as it is asked for.
+        // A value can be fetched repeatedly.
         assert_eq!(fetched(&values[7]), Ok(7));
         assert_eq!(world.ran("value"), 2000);
         assert_eq!(coordinator.status().ended, 2000);
@@ -136,7 +136,7 @@ fn a_closure_that_never_returns_fails_and_its_worker_continues() {
         assert_eq!(fetched(&gate), Err(FailureKind::TimedOut));
         let error = coordinator.join().unwrap_err().to_string();
         assert!(error.starts_with("gate (closure 2) on worker 0: it did not finish within 0."), "{error}");
-        // T6: what it has made is made again where it was.
+        // T6: the resource is created again, at its position.
         assert_eq!(draw(0), Ok(2));
         assert_eq!(*world.made.lock().unwrap(), [(0, None, true), (0, Some(2), false)]);
     });

@@ -82,7 +82,7 @@ fn closures_run_on_workers_in_other_processes() {
         let stream = coordinator.create(call("stream", &[])).unwrap();
         assert!(fetched(&coordinator.schedule(of("draw", stream, &[0])).unwrap()).is_ok());
         coordinator.join().unwrap();
-        // A later coordinator takes the workers over, and the earlier one is told.
+        // A later coordinator takes over the workers.
         let later = cluster.coordinator(Options::default()).unwrap();
         assert_eq!(fetched(&later.schedule(call("value", &[1])).unwrap()), Ok(1));
         let text = cluster.world.ran("value");
@@ -99,7 +99,7 @@ fn ft_3_closures_of_a_lost_worker_run_elsewhere_and_its_datasets_resume() {
         let stream = coordinator.create(call("stream", &[])).unwrap();
         let gate = coordinator.schedule(call("gate", &[0])).unwrap();
         cluster.world.wait_started(0);
-        // The other one may be making the stream.
+        // The other worker may be creating the stream.
         let runs_gate = |(function, ..): (FunctionId, _, _)| function.to_string().contains("gate");
         let held = usize::from(coordinator.status().workers[1].running.clone().is_some_and(runs_gate));
         let free = 1 - held;
@@ -109,11 +109,11 @@ fn ft_3_closures_of_a_lost_worker_run_elsewhere_and_its_datasets_resume() {
         cluster.stop(free);
         cluster.world.until(|| coordinator.status().workers[free].disconnect_reason.is_some());
         cluster.start(free);
-        // Also that which it takes up again.
+        // The restarted worker continues its stream.
         for expected in 3..6 {
             assert_eq!(fetched(&coordinator.schedule(of("draw", stream, &[0])).unwrap()), Ok(expected));
         }
-        // The one that runs the gate is lost: the other one runs it.
+        // The worker that runs the gate is lost, and the other one runs it.
         cluster.stop(held);
         cluster.world.until(|| cluster.world.ran("gate") == 2);
         cluster.world.open(0);
@@ -175,7 +175,7 @@ fn a_worker_with_other_functions_is_refused_by_their_names() {
             text.contains("it has no train; it has another value; start all tasks from the same binary"),
             "{text}"
         );
-        // The worker waits for one of its own build.
+        // The worker waits for a coordinator of its own build.
         let coordinator = cluster.coordinator(Options::default()).unwrap();
         assert_eq!(fetched(&coordinator.schedule(call("value", &[1])).unwrap()), Ok(1));
     });
@@ -193,7 +193,7 @@ fn a_coordinator_whose_workers_have_a_later_one_gets_an_error_that_says_so() {
         let error = earlier.schedule(call("value", &[1])).and_then(|_| earlier.join()).unwrap_err();
         let refused = Some(FailureKind::Superseded);
         assert!(matches!(&error, Error::NoWorkers { refused: found, .. } if *found == refused), "{error:?}");
-        // One that begins with an older job is rejected at once.
+        // A coordinator that begins with an older job is rejected at once.
         let error = Coordinator::new(cluster.connect(), functions(), 1, Bytes::new(), options()).unwrap_err();
         assert!(
             matches!(&error, Error::NotConnected { refused: found, .. } if *found == refused),
@@ -235,7 +235,7 @@ fn a_worker_restarted_from_another_binary_gets_no_work_and_the_others_continue()
             assert_eq!(fetched(&coordinator.schedule(call("value", &[expected])).unwrap()), Ok(expected));
         }
         coordinator.join().unwrap();
-        // With the right one it is back.
+        // With the right program, the worker is used again.
         cluster.stop(1);
         cluster.start(1);
         cluster.world.until(|| coordinator.status().workers[1].disconnect_reason.is_none());
@@ -267,7 +267,7 @@ fn bad_closures_fail_alone_and_their_worker_continues() {
             assert_eq!(fetched(&value), Ok(5));
             coordinator.join().unwrap();
         }
-        // It was not tried again, and runs on beside the rest until now.
+        // The closure was not retried, and has been running until now.
         assert_eq!(cluster.world.ran("stuck"), 1);
         cluster.world.open(0);
     });
@@ -275,7 +275,7 @@ fn bad_closures_fail_alone_and_their_worker_continues() {
 
 #[test]
 fn unknown_bytes_are_refused_and_the_worker_continues() {
-    // As many as are asked for take their time.
+    // The time depends on the number of inputs.
     watched_for(MINUTE + Duration::from_millis(fuzz_inputs()), || {
         let cluster = Cluster::new(1);
         let clients = ClientBuilder::new(cluster.spec.clone(), Job::Chief.task(0));

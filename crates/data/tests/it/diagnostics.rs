@@ -37,7 +37,7 @@ fn compiler_output(body: &str) -> String {
             .output()
             .unwrap();
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        // One that was built with other versions of what it needs cannot be used any more.
+        // A library that was built with other versions of its dependencies can no longer be used.
         if !["error[E0460]", "error[E0463]", "error[E0514]", "error[E0786]"]
             .iter()
             .any(|stale| text.contains(stale))

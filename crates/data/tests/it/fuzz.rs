@@ -153,7 +153,7 @@ fn features() {
         "features",
         |choice| choice.input(&valid),
         |record| {
-            // Two ways of reading agree: one makes messages, the other looks at what was asked for only.
+            // The two readers agree: one creates messages, the other reads only the requested features.
             let columns = features.parse_one(record);
             let Ok(example) = Example::decode(record) else { return false };
             // Floats may be NaN: bytes are compared.

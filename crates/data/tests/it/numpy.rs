@@ -140,7 +140,7 @@ fn text_is_read_and_arrays_by_name_next_to_unsupported_ones() {
     let error = read(npy("<U1", "False", "(1152921504606846976,)", &wide)).unwrap_err().to_string();
     assert!(error.contains("is too large"), "{error}");
 
-    // An array of Python objects keeps nobody from the others.
+    // An array of Python objects does not prevent reading the others.
     let mut objects = std::fs::read(file("names.npz")).unwrap();
     let at = objects.windows(4).position(|four| four == b"'<U1").unwrap();
     objects[at + 1..at + 4].copy_from_slice(b"|O8");

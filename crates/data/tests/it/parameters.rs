@@ -149,7 +149,7 @@ fn a_request_beyond_memory_or_the_machine_is_an_error() {
         assert!(matches!(unknown.load(), Err(Error::Memory { .. })));
         let padded = unknown.padded_batch(usize::MAX, Padding::new());
         assert!(matches!(padded.iter().next(), Some(Err(Error::Memory { .. }))));
-        // Of few elements any number can be asked for.
+        // With few elements, any number can be requested.
         assert_eq!(Dataset::range(5).shuffle(usize::MAX, 1).batch(usize::MAX).iter().count(), 1);
     });
 }

@@ -178,7 +178,7 @@ fn tensorflow_reads_the_written_records() {
         let _ = send.send(output.read_to_string(&mut text).map(|_| text));
     });
     let found = receive.recv_timeout(Duration::from_secs(120));
-    // By now it has said all, or never will.
+    // The process has written everything, or is stuck.
     child.kill().unwrap();
     child.wait().unwrap();
     reader.join().unwrap();

@@ -178,7 +178,7 @@ pub(crate) mod tests {
         let offer =
             crate::handshake::Offer { descriptor: location.descriptor, inode: location.inode, ..good };
         assert!(error(offer).contains("other memory than was announced"));
-        // The right one is not accepted yet.
+        // The correct memory has not been accepted yet.
         assert!(offered.accepted().is_none());
     }
 

@@ -130,7 +130,7 @@ fn lengths_are_compared_with_the_limits_before_anything_is_allocated() {
     ] {
         assert_eq!(decode(limits, &header, || 16), (vec![], Some(error)));
     }
-    // What is allowed, and never comes.
+    // A body of an allowed length that never arrives.
     let mut decoder = Decoder::new(Limits::default());
     let claim = header(1, 16 << 20, 64 << 30);
     decoder.buffer()[..16].copy_from_slice(&claim);

@@ -6,7 +6,7 @@ use distribute_testing::{SplitMix, watched};
 use std::sync::Arc;
 
 fn message(head: &[u8], length: usize) -> Message {
-    // Of a prime period, so that nothing can move by a block without being noticed.
+    // The period is prime, so that a shift by a block is noticed.
     let period: Vec<u8> = (0..251).map(|at: u8| at.wrapping_mul(167)).collect();
     let mut body = period.repeat(length.div_ceil(period.len()));
     body.truncate(length);
@@ -141,7 +141,7 @@ fn a_peer_that_exits_is_disconnected_once_after_all_its_messages() {
         watched(move || {
             let mut workers = world(kind, 3);
             let first = workers.remove(0);
-            // Of what is sent to it after its end, nothing is known.
+            // Only this worker sends, because messages to it may be lost after its end.
             for to in [1, 2] {
                 first.transport.send(to, message(b"large", 8 << 20));
                 first.transport.send(to, message(b"last", 0));
@@ -184,7 +184,7 @@ fn two_peers_that_close_at_once_disconnect_once() {
                 }
             });
             let reasons: Vec<_> = kept.iter().enumerate().map(|(me, kept)| kept.loss(None, 1 - me)).collect();
-            // One may have learned of the other's end before its own.
+            // A worker may have learned of the end of the other before its own.
             assert!(reasons.iter().any(|reason| reason == ENDED), "{kind:?}: {reasons:?}");
             for kept in &kept {
                 let come = kept.take();

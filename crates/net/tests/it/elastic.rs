@@ -76,7 +76,7 @@ fn a_leader_continues_with_enough_members_and_counts_later_ones() {
     watched(|| {
         let reserved = Port::reserve();
         let port = reserved.number();
-        // Nobody else comes.
+        // No other worker joins.
         let (alone, _) = join(at(0, 0, &[], port).quorum(soon(&[0, 1, 2])));
         assert_eq!((alone.world().workers(), alone.waiting()), (1, 0));
         std::thread::scope(|scope| {
@@ -121,7 +121,7 @@ fn a_restarted_leader_joins_the_existing_world() {
     watched(|| {
         let reserved = Port::reserve();
         let port = reserved.number();
-        // It has just started, and nobody has come in time.
+        // The leader has just started, and no other worker has joined in time.
         let (alone, _) = join(at(0, 0, &[], port));
         assert_eq!((alone.generation(), alone.is_supplanted()), (1, false));
         std::thread::scope(|scope| {
@@ -133,7 +133,7 @@ fn a_restarted_leader_joins_the_existing_world() {
             waits.recv_timeout(Duration::from_secs(30)).unwrap();
             assert!(alone.is_supplanted());
             drop(alone);
-            // As one that knows of no world.
+            // Like a leader that knows of no world.
             let (both, _) = join(at(0, 0, &[0, 2], port));
             assert_eq!((both.generation(), member.join().unwrap().0.generation()), (5, 5));
         });

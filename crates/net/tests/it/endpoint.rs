@@ -181,7 +181,7 @@ fn missing_peers_are_named_at_the_deadline_with_the_errors_of_the_attempts() {
             error.to_string().starts_with(&format!("ps 0 at {at} could not be reached in 0.")),
             "{error}"
         );
-        // One that accepts and says nothing.
+        // A server that accepts connections and sends nothing.
         let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let at = silent.local_addr().unwrap().to_string().parse().unwrap();
         let error = connector.connect(&ps(), &at, Kept::new(), soon()).unwrap_err();
@@ -302,7 +302,7 @@ fn without_a_secret_a_process_of_another_user_is_refused_and_refuses() {
         let chief = || Connector::new(Job::Chief.task(0), access(&Identity::None));
         let says = format!("it is a process of the user with the number {STRANGER}");
         called(&Identity::None, |at| {
-            // One that says all at once, and waits for nothing.
+            // A caller that sends everything at once, without waiting.
             let mut socket = as_user(STRANGER, || TcpStream::connect(at.to_string())).unwrap();
             socket.set_read_timeout(Some(PATIENCE)).unwrap();
             let purpose = Purpose::Call { from: Job::Chief.task(0), to: ps() };
@@ -320,7 +320,7 @@ fn without_a_secret_a_process_of_another_user_is_refused_and_refuses() {
             let mut answer = Vec::new();
             socket.read_to_end(&mut answer).unwrap();
             assert!(String::from_utf8_lossy(&answer).contains(&says), "{answer:?}");
-            // And one of ours, which makes sure of whom it has reached.
+            // A regular caller, which checks whom it has reached.
             let error = as_user(STRANGER, || connect(&chief(), &ps(), &at).map(drop)).unwrap_err();
             assert!(error.to_string().contains("it is a process of the user with the number 0"), "{error}");
             let (endpoint, kept) = connect(&chief(), &ps(), &at).unwrap();
@@ -335,7 +335,7 @@ fn without_a_secret_a_process_of_another_user_is_refused_and_refuses() {
                     let (mut socket, _) = listener.accept().unwrap();
                     let challenge = Words::Challenge(0, [7; 32], None, None);
                     socket.write_all(&[decoder::preamble(), challenge.encode()].concat()).unwrap();
-                    // What it hears: the hello, and why not.
+                    // The stranger receives the hello and the reason of the refusal.
                     let mut heard = Vec::new();
                     socket.read_to_end(&mut heard).unwrap();
                     heard
@@ -349,7 +349,7 @@ fn without_a_secret_a_process_of_another_user_is_refused_and_refuses() {
             let heard = stranger.join().unwrap();
             assert!(String::from_utf8_lossy(&heard).contains(&says));
         });
-        // Where a secret says who is of the job, the user does not count.
+        // With a secret, the user of a process does not matter.
         called(&secret("a"), |at| {
             let chief = Connector::new(Job::Chief.task(0), access(&secret("a")));
             as_user(STRANGER, || {

@@ -120,7 +120,7 @@ fn a_worker_that_exits_without_a_message_is_not_a_finished_one() {
             let (_mesh, kept) = join(0, port, Some(listener), patient(), memory);
             let reason = kept.loss(None, 1);
             assert_eq!(reason == distribute_net::ENDED, ended, "{what}: {reason}");
-            // What is sent before an end in order arrives.
+            // Messages that were sent before an orderly end arrive.
             assert!(kept.take().messages.len() == 1 || !ended);
         }
     });

@@ -107,7 +107,7 @@ fn every_difference_is_refused_by_its_name() {
     let (_, refusal) =
         talk(&mut caller(hello(1), None), &mut Host::new(hello(2), None, [2; 32])).unwrap_err();
     assert_eq!(refusal.to_string(), "it is worker 2, not worker 0: check the addresses");
-    // By what they are called, if that is known.
+    // The refusal contains the names of the tasks if they are known.
     let names = || Names::new([Job::Chief.task(0), Job::Worker.task(0), Job::Worker.task(1)]);
     let (_, refusal) =
         talk(&mut caller(hello(1), None).named(names()), &mut Host::new(hello(2), None, [2; 32]))
@@ -125,7 +125,7 @@ fn memory_is_shared_only_by_hosts_that_announced_it() {
     for (machine, taken) in [(None, None), (Some([6; 32]), Some(offer))] {
         let mut host = Host::new(hello(0), None, [2; 32]).machine(machine);
         host.receive(Words::Hello(hello(1), false, [1; 32])).unwrap();
-        // An offer that comes whether or not it was asked for.
+        // The caller makes an offer, whether or not the host has asked for one.
         let answer = host.receive(Words::Proof(None, Some(offer))).unwrap();
         assert_eq!(answer, host::Answer::Applies(hello(1), taken));
     }
@@ -151,7 +151,7 @@ fn a_proof_is_good_for_one_connection_and_one_side() {
         let mut host = Host::new(hello(0), key(b"a"), [3; 32]);
         receive(&mut host, &first.first()).unwrap().unwrap();
         assert_eq!(host.receive(forged).unwrap_err().reason, Reason::Secret);
-        // It is over then.
+        // The handshake has ended with the refusal.
         assert_eq!(host.receive(proof.clone()).unwrap_err().reason, Reason::Protocol);
     }
     // A member of an old generation without the secret isn't told which is the present one.
@@ -159,7 +159,7 @@ fn a_proof_is_good_for_one_connection_and_one_side() {
     let old = Hello { generation: 0, ..hello(1) };
     let (_, refusal) = talk(&mut caller(old, key(b"b")), &mut host).unwrap_err();
     assert!(!refusal.text.contains("generation"), "{refusal}");
-    // Nor is a welcome believed that comes before the host has proved anything.
+    // A welcome is not accepted before the host has proved anything.
     let mut caller = caller(hello(1), key(b"a"));
     assert_eq!(caller.receive(Words::Welcome).unwrap_err().reason, Reason::Protocol);
 }

@@ -88,7 +88,7 @@ fn answer_to(port: u16, bytes: &[u8], half_closed: bool) -> Vec<u8> {
         let _ = socket.shutdown(Shutdown::Write);
     }
     let mut all = Vec::new();
-    // It may be reset, where it still sends.
+    // The connection may be reset while bytes are still being sent.
     let _ = socket.read_to_end(&mut all);
     all
 }
@@ -287,7 +287,7 @@ fn a_second_worker_of_one_number_is_refused_before_and_after_the_world_is_comple
             let (joined, waits) = std::sync::mpsc::channel();
             let told = std::sync::Mutex::new(joined);
             let leader = of_three(0).listener(listener).on_progress(move |progress| {
-                // One of the two that have the same number is there.
+                // One of the two workers with the same number has joined.
                 if progress.missing.len() == 1 {
                     let _ = told.lock().unwrap().send(());
                 }
@@ -310,7 +310,7 @@ fn a_second_worker_of_one_number_is_refused_before_and_after_the_world_is_comple
                 text.contains("the training has ended on all workers, and worker 0 waits for no worker 1")
             );
             all[0].0.set_finished(false);
-            // An old member comes back: its generation is what it is told.
+            // A process that agrees on other bytes is of another cluster or program.
             assert_eq!(refused(of_three(2).agree_on(b"x")).0, Reason::Cluster);
             all[0].0.send(2, Message::new("on", vec![]));
             all[2].1.count(None, 1);
@@ -328,7 +328,7 @@ fn garbage_is_refused_at_once_and_disturbs_no_worker() {
             let noise: Vec<u8> = (0..100_000).map(|_| random.bits() as u8).collect();
             assert_eq!(refusal_in(&answer_to(port, b"GET / HTTP/1.1\r\n\r\n", false)).0, Reason::Protocol);
             answer_to(port, &noise, false);
-            // What begins well, and is cut off.
+            // A valid beginning that is cut off.
             let good = [decoder::preamble(), Words::Hello(hello(), true, [1; 32]).encode()].concat();
             for length in [1, 7, 9, 10, 11, 12, 40, good.len() - 1] {
                 assert_eq!(answer_to(port, &good[..length], true), b"", "of {length} bytes");
@@ -464,7 +464,7 @@ fn a_silent_peer_gets_an_error_and_is_disconnected() {
                 refusal_in(&all).0
             })
             .collect();
-        // The oldest ones have made room: one for the last, and another one for the second worker.
+        // The oldest connections have made room: one for the last connection, and one for the second worker.
         assert_eq!(reasons[..2], [Reason::Crowded; 2]);
         assert!(reasons[2..].iter().all(|reason| *reason == Reason::Late), "{reasons:?}");
     });

@@ -123,7 +123,7 @@ fn a_worker_that_exits_before_the_rendezvous_is_complete_may_return() {
                 (mesh, kept)
             };
             let leader = scope.spawn(move || join(of_three(0).listener(listener)));
-            // It gives up, which to the others is the same.
+            // To the others, giving up is the same as exiting.
             let error = of_three(1).timeout(Duration::from_millis(1500)).join(Kept::new()).unwrap_err();
             assert!(matches!(error, JoinError::Deadline { .. }), "{error}");
             let again = scope.spawn(move || join(of_three(1)));

@@ -78,7 +78,7 @@ fn bodies_from_all_peers_arrive_complete_and_in_order() {
                 }
                 assert_eq!(messages.len(), 120);
             }
-            // Only workers that share memory have such.
+            // Only workers that share memory can allocate it.
             let shares = matches!(kind, Kind::Shared | Kind::SharedByTls);
             assert_eq!(workers[0].transport.memory(10).is_some(), shares, "{kind:?}");
         });
@@ -98,7 +98,7 @@ fn memory_is_reused_only_after_the_receiver_has_dropped_it() {
             assert!(is_filled(&received, 101));
             let part = received.slice(5..6000);
             drop(received);
-            // As long as it is mapped here, its addresses are nothing else's.
+            // While the memory is mapped by the other worker, its addresses are not reused.
             for value in 0..20 {
                 let other = filled(&*first.transport, length, value);
                 assert_ne!(other.as_ptr().addr(), place);
@@ -123,7 +123,7 @@ fn parts_of_a_region_are_filled_and_sent_separately() {
         let mut behind = region.split_off(400_000);
         assert_eq!((region.len(), behind.len()), (400_000, (1 << 20) - 400_000));
         first.transport.send(1, Message::new("", region.freeze()));
-        // What another worker reads is not written, and what is written nobody else reads.
+        // This worker writes only to the region that the other worker does not read.
         let received = next(&second);
         behind.fill(0);
         behind.write(7, &[1; 9]);
@@ -148,7 +148,7 @@ fn received_data_is_unchanged_when_its_sender_continues_or_exits() {
         let first = workers.pop().unwrap();
         first.transport.send(1, Message::new("", filled(&*first.transport, 1 << 20, 9)));
         let received = next(&second);
-        // The second worker ends, and keeps what it has. The first goes on, in other memory.
+        // The second worker ends, and keeps the body. The first continues in other memory.
         drop(second.transport);
         first.kept.loss(first.to_poll(), 1);
         first.kept.take();
@@ -166,7 +166,7 @@ fn received_data_is_unchanged_when_its_sender_continues_or_exits() {
 fn workers_use_sockets_to_those_without_shared_memory() {
     watched(|| {
         let two = meshes(2, "127.0.0.1", |rendezvous| {
-            // Each thread has its own answer, and no two the same.
+            // The two threads get different settings.
             static TURN: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
             let turn = TURN.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             rendezvous.shared_memory([SharedMemory::Auto, SharedMemory::Never][turn % 2])
@@ -239,7 +239,8 @@ fn a_killed_worker_leaves_only_its_sent_messages() {
             drop(child);
             kept.loss(None, 1);
             assert!(is_filled(&received, 3));
-            // What was lent to it has gone, though it never gave that back; what it lent is still here.
+            // The memory that was lent to the child is gone, although the child never returned it. The memory that the
+            // child lent is still mapped.
             assert_eq!((held().0, held().1), (0, 2));
             drop(mesh);
             assert!(is_filled(&received, 3));

@@ -202,7 +202,7 @@ fn a_leader_that_was_started_again_waits_for_members_longer_than_the_grace() {
             let leader = cluster.spawn(scope, leader);
             let spare = cluster.spawn(scope, cluster.at(3, 0, &[]).spare_of(1));
             let started = cluster.spawn(scope, cluster.at(4, 0, &[]));
-            // Both have connected, which would be enough.
+            // Both have connected, which would be enough for a world.
             while reports.recv_timeout(PATIENCE).unwrap() != [1, 2] {}
             let members = [1, 2].map(|place| cluster.spawn(scope, cluster.at(place, 1, &[])));
             let (leader, _) = leader.join().unwrap().unwrap();
@@ -224,7 +224,7 @@ fn a_lost_spare_harms_nobody() {
         let cluster = Cluster { port: reserved.number(), shared_memory: SharedMemory::Never };
         let joined = world(&cluster, &[0, 1, 2], 0);
         std::thread::scope(|scope| {
-            // It leaves as soon as it has been told that it is one.
+            // The process leaves as soon as it is told that it is a spare.
             let spare = scope.spawn(|| cluster.spare(3));
             assert_eq!(spare.join().unwrap(), 1);
         });

@@ -165,7 +165,7 @@ impl LocalTraining {
     ) -> Result<StepDecision> {
         let (sync, operation, outer) = (step.sync, log.operation, step.gathered.outer());
         let made = optimizer.decide_and_apply(log, step);
-        // What follows is on replica 0, the only one that reads this state.
+        // Only replica 0 reads this state.
         let leads = sync.member.rank() == 0;
         let Some(header) = outer else {
             if leads && made.is_ok() {

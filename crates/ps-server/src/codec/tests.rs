@@ -315,7 +315,7 @@ fn a_change_to_be_made_once_stands_in_nothing_else_and_nothing_else_in_it() {
             assert_eq!(error.to_string(), "it has something that cannot be executed exactly once");
         }
     }
-    // As deep as an attacker likes.
+    // Requests that are nested as deeply as an attacker likes.
     let change = once(9, Request::Evict { table: "t".to_owned(), now: 5 });
     let whole = message(change.clone(), Wire::Full);
     let inner = message(Request::Evict { table: "t".to_owned(), now: 5 }, Wire::Full);

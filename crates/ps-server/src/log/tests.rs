@@ -165,7 +165,7 @@ fn each_flipped_bit_is_named_or_loses_nothing() {
             }
             fs::write(&path, &bytes).unwrap();
         }
-        // The end of the first file, where no change is lost.
+        // Only bits at the end of the first file can flip without the loss of a change.
         assert!(named > 1000 && harmless == 56, "{named} {harmless}");
     }
 }

@@ -18,8 +18,8 @@ use std::fs;
 use std::path::Path;
 
 impl Core {
-    /// Resumes from a folder, which is created if it does not exist. An existing folder is not changed before the
-    /// snapshot and the log were read completely.
+    /// Resumes from a folder, which is created if it does not exist. Apart from its lock, an existing folder is not
+    /// changed before the snapshot and the log were read completely.
     pub(super) fn open(options: ServerOptions, opens: Opens) -> Result<Self, OpenError> {
         let folder = &options.folder;
         distribute_files::create_private_folder(folder).map_err(OpenError::io("making", folder))?;

@@ -87,8 +87,8 @@ impl Closures {
     }
 }
 
-/// Kills a random server `kills` times while workers run closures, many of them two or three times. Then compares the
-/// counts.
+/// Kills one of the servers at random, `kills` times, while workers run closures, many of them two or three times. Then
+/// compares the counts.
 fn account(kills: u64, seed: u64, kept: Persistence) {
     let folder = tempfile::tempdir().unwrap();
     let ports: Vec<Port> = (0..SERVERS).map(|_| Port::reserve()).collect();
@@ -133,14 +133,14 @@ fn account(kills: u64, seed: u64, kept: Persistence) {
                         let once =
                             |number, change| Request::Once { origin, number, change: Box::new(change) };
                         for (server, ps) in all.iter().enumerate() {
-                            // One that is lost may not have got far.
+                            // A lost attempt may have made only some of the changes.
                             for number in 0..if last { CHANGES } else { random.below(3) as u64 } {
                                 let both = vec![once(number, count("n", 0)), once(number, push("ids", 7))];
                                 match ps.call(Request::Batch(both), PATIENCE).unwrap() {
                                     Response::Batch(answers) if answers.iter().all(Result::is_ok) => {
                                         lock().made[server].insert((closure, number));
                                     }
-                                    // Another one has run it to its end meanwhile.
+                                    // Another worker has completed the closure in the meantime.
                                     Response::Batch(answers) => {
                                         let refusals: Vec<_> =
                                             answers.into_iter().filter_map(Result::err).collect();
@@ -155,7 +155,7 @@ fn account(kills: u64, seed: u64, kept: Persistence) {
                         if last {
                             lock().open.remove(&closure);
                         } else if random.below(4) == 0 {
-                            // Whoever comes in its place is another client.
+                            // The replacement of a lost worker is another client.
                             all = connections(Job::Worker.task(worker));
                         }
                     }
@@ -179,14 +179,14 @@ fn account(kills: u64, seed: u64, kept: Persistence) {
     });
     let known = known.into_inner().unwrap();
     for (number, made) in known.made.iter().enumerate() {
-        // Once more, when nothing is under way.
+        // Restarted once more, while no request is in flight.
         drop(running[number].take());
         running[number] = Some(process(number));
         let expected = made.len();
         assert!(expected as u64 > known.next, "{expected} changes of {} closures", known.next);
         assert_eq!(rows(&first[number], "n", vec![0]).to_vec::<i64>().unwrap(), [expected as i64]);
         assert_eq!(rows(&first[number], "ids", vec![7]).to_vec::<f64>().unwrap(), [expected as f64]);
-        // It still knows which job it is, and who has ended.
+        // The server still knows which job is the newest, and which closures have ended.
         let refused = |origin| {
             let change = Box::new(count("n", 0));
             match first[number].call(Request::Once { origin, number: 9, change }, PATIENCE) {
@@ -196,7 +196,7 @@ fn account(kills: u64, seed: u64, kept: Persistence) {
         };
         assert_eq!(refused(Origin { job: 2, closure: known.next, floor: 0 }), RefusalKind::Stale);
         assert_eq!(refused(Origin { job: 3, closure: 0, floor: 0 }), RefusalKind::Stale);
-        // The other one follows it again before it is killed.
+        // Each server is followed again before the next one is killed.
         first[number].call(counters(&format!("again {number}"), 1), PATIENCE).unwrap();
         let other = (number + 1) % SERVERS;
         first[other].call(counters(&format!("followed {number}"), 1), PATIENCE).unwrap();

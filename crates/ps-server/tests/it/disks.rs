@@ -3,7 +3,7 @@
 //! `DISTRIBUTE_TEST_TMPFS=1 cargo test -p distribute-ps-server --test it disks` fills a small file system of the
 //! server. It needs user namespaces. Otherwise a limit on the size of files simulates a full disk.
 
-// Not all of it is needed here.
+// Only a part of the module is used here.
 #[allow(dead_code)]
 #[path = "../../../distribute/tests/clusters/recovery/disk.rs"]
 mod disk;
@@ -79,7 +79,7 @@ impl Process {
 
 /// Counts until a change is refused, and returns the refusal. The acknowledged changes are in `counted`.
 fn until_refused(ps: &Connection, counted: &mut i64) -> String {
-    // There is room for so many at most behind the beginning of a log.
+    // At most so many changes fit after the beginning of a log.
     for _ in 0..8192 {
         match ps.call(count("n", 0), PATIENCE) {
             Ok(_) => *counted += 1,
@@ -113,7 +113,7 @@ fn a_server_with_a_full_disk_fails_calls_and_continues_after_space_is_freed() {
 
         ps.call(counters("n", 1), PATIENCE).unwrap();
         assert_eq!(process.request("save"), "saved");
-        // Where nothing has changed there is nothing to save.
+        // Without a change, there is nothing to save.
         ps.call(count("n", 0), PATIENCE).unwrap();
         let mut counted = 1;
 
@@ -125,7 +125,7 @@ fn a_server_with_a_full_disk_fails_calls_and_continues_after_space_is_freed() {
             let text = process.request("save");
             assert!(text.starts_with("snapshot: ") && text.contains(cause), "{text}");
             assert!(text.contains(folder.path().to_str().unwrap()), "{text}");
-            // It was not the end of the server, nor of the connection; one that is made now is as good.
+            // Neither the server nor the connection has ended, and a new connection gets the same counts.
             until_refused(&ps, &mut counted);
             assert_eq!([&ps, &connect()].map(counted_there), [counted; 2]);
 

@@ -34,7 +34,7 @@ fn serve(part: &str) -> ! {
 /// Starts this server in a process, and waits until it listens.
 fn process(port: u16, folder: &Path) -> Killed {
     let mut child = Killed(command(TEST, &format!("{port} {}", folder.display())).spawn().unwrap());
-    // The watchdog of the test ends a process that says nothing.
+    // The watchdog of the test ends a process that prints nothing.
     let mut out = BufReader::new(child.0.stdout.take().unwrap()).lines().map_while(Result::ok);
     assert!(out.any(|line| line.contains("at 127.0.0.1:")), "the server has ended");
     child
@@ -87,7 +87,7 @@ fn account(kills: u64, seed: u64) -> Vec<Duration> {
         stop.store(true, Ordering::SeqCst);
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
-    // Once more, when nothing is under way.
+    // Restarted once more, while no request is in flight.
     drop(running.take());
     let _running = process(port, folder.path());
     let expected: Vec<i64> = counted.iter().map(|n| *n as i64).collect();

@@ -83,7 +83,7 @@ fn a_connection_answers_as_tables_of_this_process_do() {
     });
 }
 
-// What is under way is more than a caller may have at once, so that the server waits for what it has read.
+// More is in flight than a caller may have at once, so the server has to wait.
 #[test]
 fn large_bodies_are_the_same_through_shared_memory_and_sockets() {
     watched(|| {
@@ -146,7 +146,7 @@ fn a_thread_may_start_more_than_there_is_room_for_before_it_waits() {
         let clients = clients(server.cluster(), 0, Identity::None);
         let narrow = Connection::builder(clients).calls(3).bytes(1 << 10).open(ps());
         narrow.call(counters("c", 300), PATIENCE).unwrap();
-        // More calls and bytes than there is room for, and more numbers than a server remembers.
+        // More calls and bytes than may be in flight, and more numbers than a server remembers.
         let rows = |row: i64| Request::Batch((0..30).map(|turn| count("c", (row + turn) % 300)).collect());
         let started: Vec<_> = (0..300).map(|row| narrow.start(rows(row), PATIENCE).unwrap()).collect();
         // In any order, and by any thread.
@@ -201,7 +201,7 @@ fn calls_wait_for_a_restarting_server_and_are_executed_once() {
                         let ps = connection(known, worker as usize);
                         let mut counted = 0u64;
                         while !stop.load(Ordering::SeqCst) {
-                            // Several under way, and a batch among them.
+                            // Several requests in flight, one of them a batch.
                             let requests = [
                                 count("n", worker),
                                 Request::Batch(vec![count("n", worker), Request::List, push("ids", worker)]),

@@ -107,7 +107,7 @@ fn a_worker_that_omitted_a_call_gets_the_same_blame_as_the_others() {
     let content =
         Content::Statuses { statuses: statuses.clone(), step: 1, expired: None, late: vec![], lost: None };
     says(&mut protocol, 0, 1, content);
-    // Two have returned: the one that waits has made an additional call.
+    // Two workers have returned, so the waiting one has made an additional call.
     let Content::Left { statuses: second } = left(2) else { panic!("worker 2 has left") };
     let expected = Blame::decide(1, &[statuses, mine, second].concat()).map(Arc::new).unwrap();
     assert_eq!(protocol.next_action(), Action::End(Err(expected)));
@@ -117,7 +117,7 @@ fn a_worker_that_omitted_a_call_gets_the_same_blame_as_the_others() {
 #[test]
 fn a_worker_that_left_waits_for_no_worker_that_left_or_is_lost() {
     let (mut protocol, _) = returned();
-    // It failed, and aborted what nobody called.
+    // Worker 2 has failed, and has aborted a call that no other worker made.
     let failed = vec![ReplicaStatus { presence: Presence::Failed, ..ReplicaStatus::running(2) }];
     let content =
         Content::Statuses { statuses: failed.clone(), step: 1, expired: None, late: vec![], lost: None };

@@ -34,13 +34,13 @@ fn a_worker_with_a_slow_link_is_named_with_the_received_bytes() {
         missing
     };
     let absent = |part| ReplicaStatus { presence: Presence::Sending { part }, ..ReplicaStatus::running(2) };
-    // A part has come here.
+    // A part of the message has arrived at this worker.
     let mut round = Round::new(world, 1, statuses(0), timeout);
     round.receive(1, Content::Call { digest: call.digest(), body: Bytes::new() });
     round.note_partial(2, (3, 10));
     round.expire();
     assert_eq!(missing(&mut round), [absent(Some((3, 10)))]);
-    // All has come here, and not to another worker.
+    // The complete message has arrived at this worker, but not at another one.
     let late = |late: Vec<usize>| {
         let (statuses, expired) = (statuses(1), Some(timeout));
         Content::Statuses { statuses, step: 1, expired, late, lost: None }
@@ -49,7 +49,7 @@ fn a_worker_with_a_slow_link_is_named_with_the_received_bytes() {
     round.receive(2, Content::Call { digest: call.digest(), body: Bytes::new() });
     round.receive(1, late(vec![2]));
     assert_eq!(missing(&mut round), [absent(None)]);
-    // It has come to nobody in time.
+    // The message has arrived at no worker in time.
     let mut round = Round::new(world, 1, statuses(0), timeout);
     round.receive(1, late(vec![2]));
     round.receive(2, Content::Call { digest: call.digest(), body: Bytes::new() });
@@ -127,7 +127,7 @@ fn a_worker_that_comes_after_the_deadline_of_the_others_leaves_the_verdict_to_th
     let content = late.next(false);
     assert!(matches!(&content, Next::Send(Content::Statuses { expired: Some(_), .. })), "{content:?}");
     assert_eq!(late.next(false), Next::Wait, "worker 1 judges");
-    // Should it not, the one that was late is named all the same.
+    // If worker 1 does not, the late worker is named nevertheless.
     let Next::Over(blame) = late.next(true) else { panic!("it is over") };
     assert_eq!((blame.fault, blame.culprits), (Fault::TimedOut, vec![0]));
 }

@@ -153,7 +153,7 @@ fn all_reduce_is_the_fold_by_the_tree_on_every_replica() {
 // INV-7, INV-27
 #[test]
 fn large_leaves_are_partitioned_with_the_same_bits() {
-    // A worker's leaves are more than 64 KiB together, and so are those of one dtype.
+    // The leaves of a worker take more than 64 KiB in total, and so do those of one dtype.
     for world in [(1, 5), (2, 1), (2, 2), (3, 1), (2, 3), (5, 1), (8, 1)] {
         check_all_reduce(world, &[1001]);
     }
@@ -163,7 +163,7 @@ fn large_leaves_are_partitioned_with_the_same_bits() {
 // INV-7, INV-27
 #[test]
 fn halves_are_added_up_as_f32_and_rounded_once_in_every_path() {
-    // On each replica one that is large beside the others' sum, or too large for the sum of two.
+    // In bf16, one number is large compared with the sum of the others. In f16, the sum of two numbers overflows.
     let of = |replica: usize, len: usize| -> Vec<Leaf> {
         let (small, large) = (if replica == 0 { 256. } else { 1. }, 40_000.);
         vec![
@@ -173,7 +173,7 @@ fn halves_are_added_up_as_f32_and_rounded_once_in_every_path() {
     };
     for world in [(1, 3), (1, 8), (2, 1), (3, 1), (2, 2), (2, 3), (3, 2), (2, 4), (3, 4)] {
         let replicas = world.0 * world.1;
-        // Of the last, a worker folds a range.
+        // For the last length, each worker folds a range.
         for len in [1, 70, 20_000] {
             let all = on_replicas(world, move |member| {
                 reductions()
@@ -382,7 +382,7 @@ fn early_sends_are_available_when_all_have_agreed_on_the_call() {
                     (),
                     |_, mut calling| {
                         calling.all_gather_bytes(Bytes::new())?;
-                        // What is not taken is dropped.
+                        // In step 1, the early data is not received, and is dropped.
                         if step == 1 {
                             Ok(Vec::new())
                         } else {

@@ -1,6 +1,6 @@
 //! A program of a few functions, for workers in tests.
 
-// Not every test needs all of it; and it is of tests, which clippy does not see.
+// Not every test uses the complete module, and clippy does not recognize it as test code.
 #![allow(dead_code, clippy::unwrap_used, clippy::panic)]
 
 use bytes::Bytes;
@@ -120,7 +120,7 @@ impl Executor for OfWorker {
                 let (_, at) = streams.get_mut(&ResourceId(number(call, 0))).unwrap();
                 *at += 1;
                 if number(call, 1) == *at {
-                    // Once: the next attempt is told so.
+                    // Fails only once: the next attempt succeeds.
                     let first = !self.world.opened.lock().unwrap().contains(at);
                     self.world.opened.lock().unwrap().push(*at);
                     if first {

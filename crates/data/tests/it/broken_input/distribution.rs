@@ -22,7 +22,7 @@ fn fewer_files_than_workers() {
             with(AutoShardPolicy::File),
             "a source has 2 file(s), not enough for 3 workers: write more files, or use AutoShardPolicy::Data",
         );
-        // Left to itself it parts batches, and says why.
+        // With `Auto`, batches are split instead, and the decision states the reason.
         let auto = with(AutoShardPolicy::Auto).unwrap();
         let decision = auto.decision().unwrap();
         assert!(decision.fell_back && decision.taken == AutoShardPolicy::Data, "{decision:?}");
@@ -94,7 +94,7 @@ fn scalars_where_a_batch_is_needed() {
             "so it cannot be split over replicas: call `.batch(global_batch_size)` on the dataset first";
         let numbers = Dataset::range(3).typed::<HostTensor>();
         refused(plan(&numbers), &format!("the elements of the dataset are not batches, {advice}"));
-        // What a function gives is seen when it is there.
+        // The elements of a function are checked when they are created.
         let error = format!("value of an element is a scalar, {advice}");
         assert_eq!(end(plan(&numbers.map(|x| x)).unwrap().lockstep(0).unwrap()), (0, error.clone()));
         refused(split(HostTensor::scalar(1i64), 2, SplitRule::Even), &error);

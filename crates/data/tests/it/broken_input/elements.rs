@@ -54,7 +54,7 @@ fn functions_that_fail_or_panic() {
         broken(data.skip(2).try_map(fail), 3, "map failed at element 3: no five");
         broken(data.map(panics), 5, &panicked("map"));
         broken(data.map_parallel(2, panics), 5, &panicked("map_parallel"));
-        // It cannot be on two workers that are to see the same batches.
+        // `map_unordered` cannot be used by two workers that must see the same batches.
         let unordered = data.map_unordered(1, panics);
         assert_eq!(end(unordered.iter()), (5, panicked("map_unordered")));
         broken(data.filter(move |n| panics(*n) < 9), 5, &panicked("filter"));

@@ -159,14 +159,14 @@ fn a_damaged_stream_is_an_error_before_its_contents_are_parsed() {
             let error = format!("cannot read 'a.csv.gz': {}", why(text.len()));
             broken(rows.threads(threads).features().unwrap(), 60_000, &error);
         }
-        // Of two files the second.
+        // The second of two files is damaged.
         let whole = distribute_data::Location::bytes("a.csv.gz", stored(b"1,2\n"));
         let second = distribute_data::Location::bytes("b.csv.gz", damaged(b"1,2\n", b"1,", b"x"));
         let rows = Csv::files([whole, second]).without_header().features().unwrap();
         broken(rows, 1, &format!("cannot read 'b.csv.gz': {}", why(4)));
         let data = tfrecord(damaged(&records(3), &[1; 4], &[2]));
         broken(data, 1, &format!("cannot read 'a.tfrecord': {}", why(60)));
-        // Where the stream is whole, the row is to blame.
+        // If the stream is intact, the error is that of the row.
         let rows = Csv::bytes("a.csv.gz", stored(b"1,2\n1,x\n")).without_header().features().unwrap();
         broken(rows, 1, "'a.csv.gz', line 2, column 2: found \"x\", expected a number (float32)");
         let folder = tempfile::tempdir().unwrap();
@@ -270,7 +270,8 @@ fn tar_files() {
         }
         let whole = tar.into_inner().unwrap();
         let data = |bytes: &[u8]| samples(file("a.tar", bytes));
-        // The sample before a damaged file is complete if that file belongs to another one, which its header tells.
+        // The sample before a damaged file is complete if the header of that file shows that it belongs to another
+        // sample.
         broken(data(&whole[..1538]), 1, "'a.tar', byte 1538: the file ends, 1 bytes early or more");
         broken(data(&whole[..2049]), 1, "'a.tar', byte 2049: the file ends, 511 bytes early or more");
         let mut flipped = whole.clone();

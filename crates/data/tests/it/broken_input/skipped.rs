@@ -35,7 +35,7 @@ fn rows_of_csv() {
             let rows =
                 kept(&few, &skipped, 3, "'a.csv', line 3, column 2: found 1 column, expected 2 columns");
             assert_eq!(numbers(&rows), [1., 8.]);
-            // Of several sections, and with quotes.
+            // Broken rows in several sections, without and with quotes.
             for quote in ["", "\""] {
                 let row = |i: usize| {
                     if i % 1000 == 7 { "?,1\n".into() } else { format!("{i},{quote}{i}{quote}\n") }
@@ -58,7 +58,7 @@ fn rows_of_csv() {
             let rows = kept(&named, &skipped, 1, "line 3");
             assert_eq!(rows[1]["t"].to_vec::<Vec<u8>>().unwrap(), [b"c".to_vec()]);
         }
-        // What follows a quote that stays open is one record.
+        // Everything after a quote that is never closed is one record.
         let skipped = SkippedRecords::new();
         let files = Files::from([file("a.csv", "x\n1\n\"2\n3\n"), file("b.csv", "x\n4\n")]);
         let rows = Csv::files(files).skip_broken(&skipped).features().unwrap();
@@ -68,7 +68,7 @@ fn rows_of_csv() {
         let seen: Vec<_> = at_most.iter().collect();
         assert!(seen.len() == 2 && seen[0].is_ok());
         assert!(seen[1].as_ref().unwrap_err().to_string().starts_with("'a.csv', line 4"));
-        // A file that is not there is no broken record.
+        // A missing file is not a broken record.
         let missing = Files::from([file("a.csv", "x\n1\n"), "/none/a".into()]);
         let missing = Csv::files(missing).skip_broken(&skipped).features().unwrap();
         assert!(missing.iter().nth(1).unwrap().is_err());

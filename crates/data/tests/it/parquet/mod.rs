@@ -201,7 +201,7 @@ fn the_size_of_rows_limits_the_number_read_at_a_time() {
     let most = |parquet: &Parquet| batches(parquet).into_iter().max().unwrap();
     assert!(most(&Parquet::file(&file)) <= (16 << 20) + 200 * KB);
     assert!(most(&Parquet::file(&file).bytes(1 << 20)) <= (1 << 20) + 200 * KB);
-    // Rows that are asked for come together, and one that takes more than all may comes alone.
+    // Requested rows are returned together, and a row that exceeds the limit is returned alone.
     assert!(most(&Parquet::file(&file).rows(300)) > 190 * 200 * KB);
     assert_eq!(most(&Parquet::file(&file).rows(300).bytes(1)), 200 * KB);
     let count = |parquet: Parquet| parquet.dataset().iter().map(Result::unwrap).count();

@@ -167,7 +167,7 @@ fn a_page_with_another_checksum_is_an_error_is_read_as_it_is_or_left_out() {
     assert_eq!(rows(file("crc.parquet").skip_broken(&skipped)).len(), 0);
     assert_eq!((skipped.count(), skipped.first()), (10, Some(error)));
 
-    // Of pages of 50 rows the fourth, of the first of two row groups.
+    // The damaged page is the fourth page of 50 rows in the first of two row groups.
     let pages = || file("crc-v2-pyarrow.parquet");
     let error = text(&pages());
     assert!(error.contains("page 3 of column 'b' in row group 0"), "{error}");

@@ -125,7 +125,7 @@ fn early_sends_of_gradients_are_bit_identical_to_one_process() {
                     });
                 for (bits, late) in all.unwrap() {
                     assert!(bits == one, "{case:?} on {workers} workers over {links:?}");
-                    // Of more workers, a call in several parts is recorded by its last one: the sums.
+                    // With more workers, a call in several parts is recorded as its last part, the sums.
                     assert!(workers > 2 || late == expected, "{case:?} over {links:?}: {late:?}");
                 }
             }

@@ -60,7 +60,7 @@ fn a_lone_replica_waits_for_its_device_where_its_losses_are_read_and_nowhere_els
             let values = |table: &Tensor| table.get(row).unwrap().to_vec1::<f32>().unwrap();
             assert_eq!(values(&untouched) == values(&words), [1, 3].contains(&row), "row {row}");
         }
-        // Who reads a weight waits for that one.
+        // Reading a weight waits for that weight.
         let waits = || {
             model.variables.get("fc.weight").unwrap();
             WAITS.load(Ordering::Relaxed) - before
@@ -133,7 +133,7 @@ fn a_lone_replica_makes_a_step_while_its_gpu_is_held_up() {
         let (mut hold, mut losses) = (None, Vec::new());
         for rows in &data {
             step_number += 1;
-            // By then its kernels were tried; losses are read behind steps 1, 3 and 7.
+            // By then, the kernels have been tried. Losses are read after steps 1, 3 and 7.
             if step_number == 4 {
                 hold = Some(hold_gpu(&device));
             }

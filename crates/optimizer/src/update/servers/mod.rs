@@ -71,7 +71,7 @@ impl Backend for Servers {
             if session.lock_step().is_some() {
                 return self.apply_in_lock_step(session, update, gradients, change, sync, threads);
             }
-            // What comes after it in the same run computes with the new values.
+            // Later computations of the same run use the new values.
             let made = || {
                 change.commit();
                 session.record_step(change.counter());

@@ -68,7 +68,7 @@ fn a_worker_that_ends_between_update_and_exchange_leaves_the_others_with_all_the
                 let before = model.variables.sha256()?;
                 let third = step();
                 if ends {
-                    // It may have had what the others sent.
+                    // The worker that ends may have received the values of the others.
                     return Ok(());
                 }
                 let error = third.unwrap_err();
@@ -77,7 +77,7 @@ fn a_worker_that_ends_between_update_and_exchange_leaves_the_others_with_all_the
                 assert!(error.to_string().contains("its update: its weights"), "{error}");
                 assert_eq!((model.variables.sha256()?, optimizer.finished_steps()), (before, 2));
                 assert!(optimizer.inner.progress.is_incomplete());
-                // Who asks for slots asks all workers, of which one is gone.
+                // Reading slots requires all workers, one of which is gone.
                 let slot = optimizer.slot("weight", "m").unwrap_err();
                 assert!(
                     matches!(slot, Error::IncompleteState { step: 3, .. } | Error::Collective(_)),

@@ -83,7 +83,7 @@ fn change(i: u64) -> Request {
             Request::PushRows { table: "ids".into(), push, rows, gradient }
         }
         6 => Request::Evict { table: "ids".into(), now: i },
-        // It is refused.
+        // This request is refused.
         7 => Request::Write { table: "w".into(), how: Write::Add, value: HostTensor::scalar(i as f32) },
         _ => Request::Write { table: "count".into(), how: Write::Add, value: HostTensor::scalar(1i64) },
     }

@@ -65,9 +65,9 @@ fn process(test: &str, number: usize, ports: &str, folder: Option<&Path>) -> Kil
     child
 }
 
-/// Kills a random server `kills` times while three clients count on all servers, and compares the counts. `kept`
-/// returns whether the folder of a killed server stays, or `None` if tables are in memory. Returns how long a server
-/// was unavailable after each kill.
+/// Kills one of the servers at random, `kills` times, while three clients count on all servers, and compares the
+/// counts. `kept` returns whether the folder of a killed server stays, or `None` if tables are in memory. Returns how
+/// long a server was unavailable after each kill.
 fn account(kills: u64, seed: u64, kept: impl Fn(&mut SplitMix) -> Option<bool>) -> Vec<Duration> {
     let folder = tempfile::tempdir().unwrap();
     let reserved: Vec<Port> = (0..SERVERS).map(|_| Port::reserve()).collect();
@@ -133,14 +133,14 @@ fn account(kills: u64, seed: u64, kept: impl Fn(&mut SplitMix) -> Option<bool>) 
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     for number in 0..SERVERS {
-        // Once more, when nothing is under way.
+        // Restarted once more, while no request is in flight.
         drop(running[number].take());
         running[number] = Some(start(number));
         let expected: Vec<i64> = counted.iter().map(|n| *n as i64).collect();
         assert_eq!(rows(&first[number], "n", vec![0, 1, 2]).to_vec::<i64>().unwrap(), expected);
         let expected: Vec<f64> = counted.iter().map(|n| *n as f64).collect();
         assert_eq!(rows(&first[number], "ids", vec![0, 1, 2]).to_vec::<f64>().unwrap(), expected);
-        // The other one follows it again before it is killed.
+        // Each server is followed again before the next one is killed.
         first[number].call(counters(&format!("again {number}"), 1), PATIENCE).unwrap();
         let other = (number + 1) % SERVERS;
         first[other].call(counters(&format!("followed {number}"), 1), PATIENCE).unwrap();

@@ -134,8 +134,7 @@ fn round(kills: usize, gap: Duration, random: &mut SplitMix) -> (usize, bool) {
             until("the pace", || pace.has_passed());
             let victim = random.below(SERVERS);
             let owner = (victim + SERVERS - 1) % SERVERS;
-            // What there is a single copy of is lost with it: of the victim's tables, or of those that it has for
-            // another one.
+            // The victim may have the only copy of its own tables, or of those of the server that it follows.
             let (whole, state) = (are_complete(&first), copies(&first[owner]));
             may_be_lost[victim] |= !whole[victim];
             may_be_lost[owner] |= !state.is_some_and(|(copies, _)| copies != Copies::Starting);
@@ -222,7 +221,7 @@ fn tables_that_lost_both_copies_are_not_silently_recreated() {
             assert_is_lost(&error);
             assert!(error.to_string().contains("ps 0"), "{error}");
         }
-        // A program that is started again makes it again; the one before still gets its error.
+        // A restarted program creates the table again. The earlier program still gets its error.
         let new = ring.connection(1, 0);
         new.call(counters("n", 1), PATIENCE).unwrap();
         new.call(count("n", 0), PATIENCE).unwrap();

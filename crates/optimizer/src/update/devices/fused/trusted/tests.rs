@@ -116,7 +116,7 @@ fn told(played: &Played<'_>, program: &Program, precision: Precision) -> Option<
     };
     let function = trusted.get(played, program, &kernel, report);
     assert_eq!(function.is_none(), told.is_some());
-    // Neither compiled nor told again.
+    // Neither compiled nor reported again.
     let again = trusted.get(played, program, &kernel, |fault| panic!("told again: {fault}"));
     assert_eq!((again, played.compiled.get()), (function, 1));
     told
