@@ -26,8 +26,8 @@ impl AbandonedOptimizer {
 }
 
 impl Strategy {
-    /// Records that an optimizer of these variables was dropped this number of local steps after its last outer step. A
-    /// lone worker has no other weights than itself.
+    /// Records that an optimizer of `variables` was dropped `steps` local steps after its last outer step. Does nothing
+    /// with a single worker, because no other worker has different weights.
     #[doc(hidden)]
     pub fn record_abandoned_steps(&self, steps: u64, variables: &[TensorId]) {
         if !self.world().is_multi_worker() {
@@ -54,8 +54,8 @@ impl Strategy {
         lock(&self.extension::<Abandoned>().0).clear();
     }
 
-    /// Returns the number of local steps of optimizers that were dropped before their outer step, as long as a variable
-    /// differs between the workers for this reason.
+    /// Returns the number of local steps of optimizers that were dropped before their outer step. Only optimizers of
+    /// which a variable still differs between the workers are counted.
     pub(crate) fn abandoned_steps(&self) -> u64 {
         let abandoned = self.extension::<Abandoned>();
         let all = lock(&abandoned.0);

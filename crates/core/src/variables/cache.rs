@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-/// The values that were read in a scope. The key identifies a variable by its tables: server and name.
+/// The values that were read in a scope. The key identifies a variable by the server and name of each of its tables.
 type CachedValues = Arc<Mutex<HashMap<Vec<(usize, String)>, HostTensor>>>;
 
 thread_local! {

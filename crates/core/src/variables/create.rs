@@ -65,8 +65,8 @@ impl VariableBuilder {
     /// With several workers, all must make this call. All variables get worker 0's initial value.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`]: the initial value is not a single tensor, or aggregation is MEAN and the dtype is
-    ///   not floating-point. Also if synchronization is NONE, unless the variable is ordinary.
+    /// - [`Error::InvalidArgument`]: the initial value is not a single tensor; aggregation is MEAN and the dtype is not
+    ///   floating-point; or synchronization is NONE and the variable is not ordinary.
     /// - [`Error::Collective`]: a replica or worker does not create the same variable.
     /// - [`Error::Server`]: a parameter server failed.
     /// - [`Error::Candle`]: a device has too little memory.
@@ -210,8 +210,9 @@ fn place(strategy: &Strategy, name: &str, purpose: Purpose) -> Result<Placement>
 }
 
 // INV-88
-/// Returns an error if a worker that is lost would change the result of a training with logical replicas: it would take
-/// along its copies of an ON_READ variable. Sums are permitted, because they are counters of metrics.
+/// Returns an error for an ON_READ variable if workers with logical replicas may be lost. A lost worker would take its
+/// copies along, so the result of the training would depend on it. Aggregation SUM is permitted, because such variables
+/// are counters of metrics.
 fn require_restorable(
     strategy: &Strategy,
     name: &str,

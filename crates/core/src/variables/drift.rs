@@ -38,11 +38,11 @@ pub(crate) struct DriftCheck {
 
 #[derive(Debug, Default)]
 struct OrderedVariables {
-    /// The variables. They are sorted in the order of creation if there is a plan.
+    /// The variables, sorted in the order of creation if there is a plan.
     variables: Vec<WeakVariable>,
     /// The plan; `None` if it must be made again, for example after a variable has been created.
     planned: Option<Planned>,
-    /// The number of steps before the last comparison; `None` before the first one of these workers.
+    /// The number of steps before the last comparison; `None` if the current workers have not compared variables yet.
     compared: Option<u64>,
 }
 
@@ -82,8 +82,8 @@ impl DriftCheck {
         all.compared = None;
     }
 
-    /// Returns this worker's digest for the step after the first `steps` steps. All elements are compared
-    /// within `every` steps. With `catches_up`, this includes the elements of the steps since the last comparison.
+    /// Returns this worker's digest for the step after the first `steps` steps. All elements are compared within
+    /// `every` steps. With `catches_up`, the digest also includes the elements of the steps since the last comparison.
     fn digest(&self, steps: u64, every: u64, catches_up: bool) -> Result<Digest> {
         let mut all = lock(&self.variables);
         let OrderedVariables { variables, planned, compared } = &mut *all;
@@ -141,7 +141,7 @@ impl Planned {
 }
 
 /// Returns the steps whose elements are compared after the first `steps` steps, if the last comparison was after the
-/// first `compared`: each once, and at most all elements.
+/// first `compared` steps. There are at most `every`, because these include all elements.
 fn steps_to_compare(compared: u64, steps: u64, every: u64) -> RangeInclusive<u64> {
     let first = (compared.saturating_add(1)).max(steps.saturating_sub(every - 1));
     // After a restore, the number of steps may be smaller.

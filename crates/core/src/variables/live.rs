@@ -7,8 +7,8 @@ use std::ops::Deref;
 
 /// A candle variable in CPU memory.
 ///
-/// While it is held, the lock of its storage is held for reading. All writes wait for it: those of optimizers, of
-/// `assign`, and the program's own by `Var::set`.
+/// A save holds the variable by locking its storage for reading. All writes then wait: those of optimizers, of
+/// `assign`, and of the program by `Var::set`.
 pub(super) struct LiveVar(pub(super) Var);
 
 impl LiveTensors for LiveVar {
@@ -18,7 +18,7 @@ impl LiveTensors for LiveVar {
     }
 }
 
-/// A variable with the guard of its storage, whose type candle does not export.
+/// A variable that is being held. `storage` is the guard of its storage, whose type candle does not export.
 struct HeldVar<'a, G> {
     storage: G,
     layout: &'a Layout,

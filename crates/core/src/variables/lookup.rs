@@ -21,7 +21,7 @@ pub enum BagMode {
 /// Options of a lookup.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Lookup {
-    /// The maximum norm of a row. Rows with a larger norm are scaled down. `None` sets no limit.
+    /// The maximum Euclidean norm of a row. Rows with a larger norm are scaled down. `None` sets no limit.
     pub max_norm: Option<f64>,
     /// The partition strategy that the caller expects of the variable's rows. `None` accepts any.
     pub partition_strategy: Option<PartitionStrategy>,

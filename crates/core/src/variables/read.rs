@@ -68,7 +68,7 @@ impl Variable {
         Ok(all.map_or(copies, |all| all.into_iter().flatten().collect()))
     }
 
-    /// Returns the copies of this worker's replicas. Meanwhile no thread can write all copies.
+    /// Returns the copies of this worker's replicas. While they are read, no other thread can write all copies.
     fn local_copies(&self) -> Result<Vec<Leaf>> {
         let _all = self.all_copies();
         self.copies()

@@ -62,9 +62,8 @@ pub(super) fn rows_are_requested() -> bool {
     REQUEST.with_borrow(Option::is_some)
 }
 
-/// Returns the size in bytes of the table that is being requested, whose rows are looked up in shards. Returns `None`
-/// if no layer requests its variable by row, or if rows of this dtype are not looked up in shards. The size of a table
-/// of ids is unlimited.
+/// Returns the size in bytes of the table that is being requested; `usize::MAX` if its rows are ids. Returns `None` if
+/// no layer requests its variable by row, or if rows of this dtype are not looked up in shards.
 pub(super) fn requested_bytes(elements: usize, dtype: DType) -> Option<usize> {
     match dtype {
         _ if !rows_are_requested() => None,

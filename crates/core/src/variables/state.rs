@@ -76,7 +76,8 @@ impl Checkpointed for Variable {
 }
 
 impl Variable {
-    /// Returns the value as a live tensor, if `writer` saves it before it changes and a read would copy it.
+    /// Returns the value as a live tensor, which is copied during the save. Returns `None` if `writer` does not save at
+    /// once, or if the value is not a single candle tensor in CPU memory.
     fn live(&self, writer: &Writer) -> Result<Option<Arc<dyn LiveTensors>>> {
         const OPERATION: &str = "Checkpoint::save";
         if !writer.is_saved_at_once() || self.0.kind == VariableKind::OnRead {
@@ -127,11 +128,12 @@ impl Variable {
         }))
     }
 
-    /// Calls `write` for the ranges of rows of which this worker sends a part. All workers agree from time to time, so
-    /// that none waits for the others beyond the timeout.
+    /// Calls `write` for the ranges of rows of which this worker sends a part. The workers exchange their results after
+    /// every 16 ranges, so that none waits for the others beyond the timeout.
     ///
     /// # Errors
-    /// The first error of `write` on any worker. Some rows may have been written.
+    /// Returns the error of `write` on this worker, or on another worker if the results have been exchanged since. Some
+    /// rows may have been written.
     #[doc(hidden)]
     pub fn write_ranges(
         &self,

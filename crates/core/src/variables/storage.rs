@@ -20,8 +20,8 @@ pub(super) struct Storage {
     memory: Memory,
     /// The copies for replicas whose devices have separate memory.
     device_copies: Option<Arc<DeviceCopies>>,
-    /// The rounding of updated values to bf16; `None` if values have the dtype, or if they are on servers, which round
-    /// them.
+    /// The rounding of updated values to bf16; `None` if values are not stored in bf16, or if they are on servers,
+    /// which round them.
     rounding: Option<StochasticRounding>,
 }
 
@@ -95,7 +95,7 @@ impl Storage {
     }
 
     // INV-95
-    /// Rounds all values, or some rows, to the nearest bf16, if they are stored so.
+    /// Rounds all values, or the given rows, to the nearest bf16. Does nothing if values have no rounding.
     fn round_nearest(&self, rows: Option<&[usize]>) -> Result<()> {
         let (Memory::Candle(var), Some(_)) = (&self.memory, self.rounding) else { return Ok(()) };
         let width: usize = var.0.dims().get(1..).unwrap_or_default().iter().product();
@@ -159,7 +159,8 @@ impl Storage {
         }
     }
 
-    /// Returns the value as a live tensor of a checkpoint. Returns `None` if it is not in CPU memory that candle locks.
+    /// Returns the value as a live tensor of a checkpoint. Returns `None` unless the value is a contiguous candle
+    /// variable in CPU memory.
     ///
     /// # Errors
     /// Returns candle's error if a newer value cannot be copied from a device.

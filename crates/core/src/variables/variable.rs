@@ -266,8 +266,8 @@ impl Variable {
         }
     }
 
-    /// Returns the rounding by which an optimizer rounds updated values to bf16. Returns `None` if values have the
-    /// dtype, or if they are on servers, which round them.
+    /// Returns the rounding by which an optimizer rounds updated values to bf16. Returns `None` if values are not
+    /// stored in bf16, or if they are on servers, which round them.
     #[doc(hidden)]
     pub fn rounding(&self) -> Option<StochasticRounding> {
         self.0.copies.first().and_then(Storage::rounding)

@@ -154,8 +154,8 @@ impl Variable {
 
     // INV-86
     /// Returns `written`, the result of a change. If the workers store the variable together, each has sent a part of
-    /// the change, and all get an error if any of them failed. Each worker changes other variables alone, which needs
-    /// no agreement.
+    /// the change, and all get an error if any of them failed. Other variables need no agreement, because each worker
+    /// changes them alone.
     pub(super) fn agree<T>(&self, what: &str, written: Result<T>) -> Result<T> {
         let strategy = self.strategy();
         if self.remote().is_none() || !strategy.shares_tables() {

@@ -13,8 +13,8 @@ use std::panic::Location;
 const OPERATION: &str = "replicate";
 
 impl Variables {
-    /// Returns an error if the workers' models differ, because training would never make them equal. The workers
-    /// exchange a digest. If the digests differ, they exchange checksums to identify the variables.
+    /// Returns an error if the workers' models differ. Training would never make them equal. The workers exchange a
+    /// digest. If the digests differ, they exchange checksums to identify the variables.
     pub(crate) fn require_same_on_workers(&self, at: &'static Location<'static>) -> Result<()> {
         let strategy = self.strategy();
         if !strategy.world().is_multi_worker() {

@@ -30,7 +30,7 @@ impl Variables {
     ///
     /// # Errors
     /// - [`Error::Io`]: the file cannot be written. The error contains the path.
-    /// - [`Error::WrongContext`]: called inside `run`, outside `merge_call`.
+    /// - [`Error::WrongContext`]: called inside `run` but outside `merge_call`.
     /// - [`Error::NotSupported`]: a variable is a dynamic embedding.
     /// - [`Error::Worker`], [`Error::Collective`]: with several workers, one of them fails or does not make the call.
     #[track_caller]
@@ -118,7 +118,7 @@ impl Variables {
     /// - [`Error::Candle`]: the file cannot be read. The error contains the path.
     /// - [`Error::InvalidArgument`]: the file has a different format, a variable is missing or has a different shape or
     ///   dtype in it, or the workers' files differ.
-    /// - [`Error::WrongContext`]: called inside `run`, outside `merge_call`.
+    /// - [`Error::WrongContext`]: called inside `run` but outside `merge_call`.
     /// - [`Error::Worker`], [`Error::Collective`]: with several workers, one of them fails or does not make the call.
     #[track_caller]
     pub fn load(&self, path: impl AsRef<Path>) -> Result<()> {
@@ -210,7 +210,7 @@ impl Variables {
     /// - [`Error::InvalidArgument`]: selected tensors are missing in the files or do not match (the error lists them),
     ///   no tensor would be set, there is no file, two files contain the same name, or the workers' files differ.
     /// - [`Error::Candle`]: a file cannot be read. The error contains the path.
-    /// - [`Error::WrongContext`]: called inside `run`, outside `merge_call`.
+    /// - [`Error::WrongContext`]: called inside `run` but outside `merge_call`.
     /// - [`Error::Worker`], [`Error::Collective`]: with several workers, one of them fails or does not make the call.
     #[doc(alias = "from_mmaped_safetensors")]
     #[track_caller]

@@ -105,7 +105,7 @@ impl Variables {
     /// # Errors
     /// Nothing has been changed if an error is returned, unless a device or a parameter server failed.
     /// - [`Error::InvalidArgument`]: there is no variable with this name, or the value has a different shape or dtype.
-    /// - [`Error::WrongContext`]: called inside `run`, outside `merge_call`.
+    /// - [`Error::WrongContext`]: called inside `run` but outside `merge_call`.
     /// - [`Error::NotSupported`]: the variable is a dynamic embedding.
     /// - [`Error::Server`]: a parameter server failed.
     pub fn set(&self, name: &str, value: &Tensor) -> Result<()> {

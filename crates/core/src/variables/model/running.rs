@@ -82,7 +82,7 @@ impl Running {
         Ok(elements(&self.common())?.iter().all(|bits| *bits == value.to_bits()))
     }
 
-    /// Sets the common value of the copies. The copies themselves have already been set.
+    /// Sets the common value without changing the copies, which the caller has already restored.
     pub(super) fn set_common(&self, common: Tensor) {
         *self.common() = common;
     }
