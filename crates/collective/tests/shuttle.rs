@@ -236,7 +236,7 @@ fn a_slot_runs_an_order_once_on_any_thread() {
             broadcast_pool.broadcast(&|_| loan.use_it(), MINUTE, &|| ());
             loan.end(2);
         }
-        // The second takes the seat when the first has left it, and waits for an order that it has not seen.
+        // The second member takes the seat after the first has left it, and waits for a command that it has not seen.
         while left.load(Ordering::SeqCst) < 2 {
             broadcast_pool.dismiss();
             shuttle::thread::yield_now();

@@ -253,7 +253,7 @@ impl Drop for Over<'_> {
 #[test]
 fn subrounds_of_a_call_end_at_the_deadline() {
     watched(|| {
-        // Member 0 with what it hands out, member 1 with its own part.
+        // The late member is member 0, which hands out data, or member 1, which contributes its part.
         for culprit in [0, 1] {
             let team = Arc::new(Team::new(3).unwrap());
             let (told, wait) = mpsc::channel();

@@ -436,7 +436,7 @@ pub(super) mod tests {
             inbox.add(2, large(7, 9 << 20));
         }
         assert_eq!(inbox.lost(2), None);
-        // Nor does what an opened session has left behind.
+        // Frames of a session no longer count once the session is opened.
         inbox.open(7);
         assert_eq!(waiting(), [0, 0, 0]);
         inbox.add(2, large(7, 1 << 20));

@@ -219,7 +219,7 @@ impl Protocol {
             }
         }
         for (worker, reason) in &self.reasons {
-            // In the words of those who learn of it only now.
+            // Workers that were lost before this round.
             round.mark_lost(*worker, reason.clone());
         }
     }

@@ -139,7 +139,7 @@ impl Round {
                 self.their_loss =
                     self.their_loss.take().or(lost.filter(|(worker, _)| *worker < self.world.workers()));
                 for worker in late.into_iter().filter(|worker| *worker < self.world.workers()) {
-                    // Its call is here, and was not late for this worker.
+                    // This worker has received the call in time.
                     if matches!(self.peers[worker], Peer::Calls { .. }) && !self.late.contains(&worker) {
                         self.sending.push((worker, None));
                     }
@@ -208,7 +208,8 @@ impl Round {
             Peer::Calls { digest, lost: Some(reason), .. } if Some(*digest) != own => Some((worker, reason)),
             _ => None,
         });
-        // Who has gone in order may have done so because of another. The first of equals.
+        // A worker that has left in an orderly way may have done so because of another loss, so other losses take
+        // precedence. Among equal ones, the first counts.
         lost.min_by_key(|(_, reason)| reason.is_graceful())
     }
 
@@ -296,7 +297,7 @@ impl Round {
             Some(self.blame_loss(*worker, reason, call))
         });
         certain.unwrap_or_else(|| {
-            // Who came after the deadline is late all the same.
+            // Workers whose call arrived after the deadline are late nevertheless.
             for worker in &self.late {
                 for replica in self.world.replicas_of(*worker) {
                     all[replica] = self.absent(*worker, replica);

@@ -144,7 +144,7 @@ mod tests {
             (vec![torn(9), at(8), started()], take(1, &[0, 2])),
             (vec![written(7, 3), written(7, 4), started()], take(1, &[0, 2])),
             (vec![written(6, 9), at(7)], take(1, &[0])),
-            // The others have gone on without it.
+            // The others have continued without one worker.
             (vec![at(7), Report { agreed: 2, ..at(9) }, at(7)], take(0, &[1])),
             (vec![Report { agreed: 2, ..at(7) }, at(7)], take(1, &[0])),
         ] {

@@ -151,7 +151,7 @@ impl Updates {
             Some(Since::Between(before)) => (before, self.max_between_steps, false),
         };
         let count = self.count - before;
-        // How many there are the first time is not known before they have been made.
+        // The total is unknown until the updates of a step have been made once.
         if count > 0 && (count < total || total == 0) {
             return Err(Torn { count, total, in_step });
         }

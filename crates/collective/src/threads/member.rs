@@ -383,7 +383,7 @@ impl Helpers<'_> {
         if self.team.size == 1 {
             return work(0);
         }
-        // The others' work is a part of member 0's span.
+        // The work of the others is part of member 0's span.
         let span = tracing::Span::current();
         let work = &|rank| {
             let _theirs = (rank > 0).then(|| span.enter());

@@ -92,7 +92,7 @@ mod tests {
             let panic: Result<io::Result<()>, _> = panic;
             assert_eq!(panic.unwrap_err().downcast_ref::<&str>(), Some(&"boom"));
             assert_eq!((HERE.take(), IDLE.with_borrow(Vec::len)), (3, 1));
-            // The frames above this stack are seen from it.
+            // A backtrace on this stack contains the frames above it.
             let trace = above();
             assert!(trace.contains("on_large_stack") && trace.contains("tests::above"), "{trace}");
         });

@@ -95,7 +95,7 @@ fn rounds(group: &Group) -> (Arc<Blame>, usize) {
             Err(blame) => return Some((blame, number)),
             Ok(all) => all,
         };
-        // Nothing that differs from what was sent is used.
+        // All data that is used equals what was sent.
         for (from, bytes) in all.iter().enumerate().filter(|(from, _)| *from != session.world().worker()) {
             assert_eq!(*bytes, format!("round {number} of {from} for {}", session.world().worker()));
         }
@@ -267,7 +267,7 @@ fn links_that_leave_the_machine_have_checksums_by_default() {
             });
             match &made[0] {
                 Ok(all) => assert!(has_checksums && all[1] == "data", "{host}"),
-                // A worker without checksums is lost to it, perhaps after it has exited.
+                // To the host, a worker without checksums is lost, perhaps after that worker has exited.
                 Err(blame) => assert_eq!((has_checksums, blame.fault), (false, Fault::Lost), "{blame}"),
             }
         }

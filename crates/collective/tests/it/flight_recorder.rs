@@ -86,7 +86,7 @@ fn a_blame_has_the_last_calls() {
         }
         let blame = session.all_to_all(status_of(&session, "b"), |_| Bytes::new(), LONG).unwrap_err();
         assert_eq!(blame.fault, Fault::Lost);
-        // Nothing new, and not told again.
+        // This is the same error, and is not reported again.
         assert!(session.all_to_all(status_of(&session, "c"), |_| Bytes::new(), LONG).is_err());
         group.last_calls()
     });

@@ -125,7 +125,7 @@ fn other_workers_do_not_wait_for_one_that_left() {
             return Ok(());
         }
         let first = swap(&session, "b", LONG).map(drop);
-        // And again: it is gone for the whole session.
+        // The worker is gone for the whole session.
         assert_eq!(swap(&session, "c", LONG).unwrap_err().fault, Fault::Returned);
         first
     });

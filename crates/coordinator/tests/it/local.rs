@@ -58,7 +58,7 @@ fn cc_6_join_waits_for_running_closures_and_logs_them() {
             text.contains("fetch_timeout: timed out after 0.0 s: ") && text.contains("has run gate"),
             "{text}"
         );
-        // The others go on beside it.
+        // Other closures run in the meantime.
         let value = coordinator.schedule(call("value", &[3])).unwrap();
         assert_eq!(fetched(&value), Ok(3));
         world.open(0);
@@ -82,7 +82,7 @@ fn cc_7_and_cc_8_a_failure_is_reported_once_and_cancels_all_others() {
         assert_eq!(failed(error), FailureKind::InvalidArgument);
         assert_eq!(fetched(&gate), Err(FailureKind::Cancelled));
         assert_eq!(fetched(&bad), Err(FailureKind::InvalidArgument));
-        // Told: the coordinator can be used again.
+        // After it has returned the error, the coordinator can be used again.
         let value = coordinator.schedule(call("value", &[1])).unwrap();
         coordinator.join().unwrap();
         assert_eq!(fetched(&value), Ok(1));

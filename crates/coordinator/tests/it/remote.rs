@@ -283,7 +283,7 @@ fn unknown_bytes_are_refused_and_the_worker_continues() {
         let ask = |bytes: Vec<u8>| client.call(SERVICE, Message::new("", bytes), MINUTE);
         let mut random = SplitMix(7);
         for _ in 0..fuzz_inputs() {
-            // The version, a kind of question, and anything.
+            // The version, a kind of request, and random bytes.
             let mut bytes = vec![1, random.below(4) as u8];
             bytes.extend((0..random.below(40)).map(|_| random.below(9) as u8));
             drop(ask(bytes));
@@ -306,13 +306,13 @@ fn unknown_bytes_are_refused_and_the_worker_continues() {
 fn no_other_task_starts_a_job_and_no_job_takes_all_numbers() {
     watched(|| {
         let cluster = Cluster::new(1);
-        // A coordinator that takes the last number of all.
+        // A coordinator that uses the largest job number.
         let options = Options { join_timeout: Duration::from_secs(5), ..Options::default() };
         let greedy = Coordinator::new(cluster.connect(), functions(), u64::MAX, Bytes::new(), options);
         let text = greedy.unwrap_err().to_string();
         assert!(text.contains("a number so far ahead is refused"), "{text}");
         let coordinator = cluster.coordinator(options).unwrap();
-        // Tasks that are no coordinator, and ask for the same.
+        // Tasks that are not the coordinator send a hello.
         for task in [Job::Worker.task(0), Job::Ps.task(0), Job::Chief.task(1)] {
             let client = ClientBuilder::new(cluster.spec.clone(), task);
             let client = client.connect(&Job::Worker.task(0), MINUTE).unwrap();

@@ -118,7 +118,7 @@ fn records() {
     let valid = [file(&records), file(&records[..1]), file(&[vec![], vec![]]), vec![]];
     let input = |choice: &mut Choice| match choice.below(3) {
         0 => choice.input(&valid),
-        // Lengths that lie, with checksums that agree.
+        // Wrong lengths with valid checksums.
         1 => {
             let data = choice.bytes(40);
             let length = [data.len() as u64, data.len() as u64 + 1, 1 << 40, u64::MAX][choice.below(4)];

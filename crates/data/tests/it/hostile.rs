@@ -75,7 +75,7 @@ const CASES: &[Case] = &[
         read_npz(limited(overlapping(size / 100 * 2, 100), limit)).unwrap_err()
     }),
     ("one list among many", |size, limit| {
-        // Bytes of a varint each, which are 8 in memory, in each of 1000 records.
+        // Varints of one byte, which take 8 bytes in memory, in each of 1000 records.
         let long = Example::from([("x", vec![1i64; (size / 8 / 1000) as usize].into())]).encode();
         let short = Example::from([("x", 1.into())]).encode();
         let features = Features::new().with("x", VarLen::ints()).unwrap();

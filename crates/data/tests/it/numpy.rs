@@ -136,7 +136,7 @@ fn text_is_read_and_arrays_by_name_next_to_unsupported_ones() {
     // The file is in memory already.
     let long = npy("|S1000", "False", "(1,)", &[b'x'; 1000]);
     assert_eq!(read(long.element_limit(10)).unwrap()[0].len(), 1000);
-    // Their bytes can be counted in the file, but not in memory.
+    // The number of bytes in the file fits, but not that in memory.
     let error = read(npy("<U1", "False", "(1152921504606846976,)", &wide)).unwrap_err().to_string();
     assert!(error.contains("is too large"), "{error}");
 

@@ -87,7 +87,7 @@ fn interleaved(data: &Dataset<i64>, turns: Interleave) -> Any {
     data.interleave(|x| Dataset::range(x..x + 2), turns).typed()
 }
 
-// Or the allocation, the multiplication or the thread that cannot be would end the process.
+// Otherwise an impossible allocation, multiplication or thread would end the process.
 #[test]
 fn an_operation_at_its_extremes_gives_elements_or_an_error() {
     watched(|| {

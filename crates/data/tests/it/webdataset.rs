@@ -193,7 +193,7 @@ fn complete_samples_come_before_an_error() {
     let names = |files: &[(&str, &str)]| until_error(open(with_broken_names(archive(files))));
     let (keys, error) = names(&[("a.x", "1"), ("b?.x", "2"), ("c.x", "3")]);
     assert_eq!((keys, error.contains("is not UTF-8")), (vec!["a".to_string()], true), "{error}");
-    // The name belongs to the sample.
+    // The file with the invalid name belongs to a sample.
     let (keys, error) = names(&[("a.x", "1"), ("b.x", "2"), ("b.?", "3"), ("c.x", "4")]);
     assert_eq!((keys, error.contains("is not UTF-8")), (vec!["a".to_string()], true), "{error}");
     // A sample that is broken at its first file.

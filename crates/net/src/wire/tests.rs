@@ -232,7 +232,7 @@ fn words_round_trip_through_their_bytes() {
         assert!(bytes.len() <= 1024 + 2);
         assert_eq!(Words::decode(&bytes[2..]), Ok(words));
     }
-    // A text of another process does nothing to a terminal.
+    // Control characters in a text of another process are escaped.
     assert_eq!(Refusal::new(Reason::Other, "no\x1b[2J\n").to_string(), r"no\u{1b}[2J\n");
     let long = Words::Refusal(Refusal::new(Reason::Job, "ä".repeat(10_000))).encode();
     assert!(long.len() <= 1024 + 2 && Words::decode(&long[2..]).is_ok());
@@ -275,7 +275,7 @@ fn mutated_words_are_words_or_a_refusal_on_both_sides() {
         let mut stream = crate::handshake::decoder::preamble();
         let (keyed, calls, shares) = (random.below(2) == 0, random.below(2) == 0, random.below(2) == 0);
         if random.below(2) == 0 {
-            // A caller that would be let in.
+            // A caller that would be accepted.
             let hello = if calls { calling(Job::Chief) } else { Hello { rank: 1, ..mine(0) } };
             stream.extend(Words::Hello(hello, keyed, [9; 32]).encode());
             stream.extend(Words::Proof(keyed.then_some([5; 32]), offer(&mut random)).encode());

@@ -186,7 +186,7 @@ fn missing_peers_are_named_at_the_deadline_with_the_errors_of_the_attempts() {
         let at = silent.local_addr().unwrap().to_string().parse().unwrap();
         let error = connector.connect(&ps(), &at, Kept::new(), soon()).unwrap_err();
         assert!(matches!(error, ConnectError::Unreachable { .. }), "{error}");
-        // Plain text leaves this machine on no way.
+        // Plain text is not sent to other machines.
         let far = "192.0.2.1:9".parse().unwrap();
         let error = connector.connect(&ps(), &far, Kept::new(), soon()).unwrap_err().to_string();
         assert!(error.contains("DISTRIBUTE_SECRET"), "{error}");
@@ -326,7 +326,7 @@ fn without_a_secret_a_process_of_another_user_is_refused_and_refuses() {
             let (endpoint, kept) = connect(&chief(), &ps(), &at).unwrap();
             assert_eq!(echo(&endpoint, &kept), "chief 0");
         });
-        // The port is a stranger's.
+        // The port belongs to a stranger.
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let at: Address = listener.local_addr().unwrap().to_string().parse().unwrap();
         std::thread::scope(|scope| {

@@ -43,7 +43,7 @@ fn second() -> bool {
     match what {
         "exits" => std::process::exit(0),
         "ends" => {}
-        // Until it is killed, or the first worker is gone.
+        // Runs until it is killed, or until the first worker is gone.
         _ => drop(kept.loss(None, 0)),
     }
     true

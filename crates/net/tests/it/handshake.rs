@@ -145,7 +145,7 @@ fn a_proof_is_good_for_one_connection_and_one_side() {
     let challenge = words(&mut HandshakeDecoder::default(), &challenge).unwrap().remove(0);
     let caller::Answer::Send(proof) = first.receive(challenge.clone()).unwrap() else { panic!() };
     let proof = Words::decode(&proof[2..]).unwrap();
-    // Repeated to a host with another nonce; and the host's own proof, sent back to it.
+    // The proof is sent again to a host with another nonce, and the own proof of the host is sent back to it.
     let Words::Challenge(_, _, _, own) = challenge else { panic!() };
     for forged in [proof.clone(), Words::Proof(own, None), Words::Proof(None, None)] {
         let mut host = Host::new(hello(0), key(b"a"), [3; 32]);

@@ -27,7 +27,7 @@ fn a_loopback_address_in_the_form_of_ipv6_is_one() {
     // It accepts 127.0.0.1 as ::ffff:127.0.0.1.
     let Ok(listener) = Listener::bind("[::]:0") else { return skipped("this machine has no IPv6") };
     watched(|| {
-        // TLS at all addresses, unlike with a secret.
+        // With certificates, TLS is used at all addresses, unlike with a secret.
         let folder = tempfile::tempdir().unwrap();
         let identity = Identity::Certificates(certificates(folder.path(), "worker"));
         let setup = move |rendezvous: Rendezvous| {

@@ -344,7 +344,7 @@ fn garbage_is_refused_at_once_and_disturbs_no_worker() {
             let (reason, text) = refusal_in(&answer_to(port, &bytes, false));
             assert_eq!(reason, Reason::Version);
             assert!(text.contains("version 99"), "{text}");
-            // Words that are not its turn, and a proof that proves nothing.
+            // A message out of turn, and a wrong proof.
             let welcome = [decoder::preamble(), Words::Welcome.encode()].concat();
             assert_eq!(refusal_in(&answer_to(port, &welcome, false)).0, Reason::Protocol);
             let forged = [good, Words::Proof(Some([0; 32]), None).encode()].concat();
@@ -357,7 +357,7 @@ fn garbage_is_refused_at_once_and_disturbs_no_worker() {
             port.send(at).unwrap();
         });
         works(&pair);
-        // The listener stays.
+        // The listener stays open.
         attack(others.recv_timeout(Duration::from_secs(1)).unwrap());
         works(&pair);
     });
@@ -409,7 +409,7 @@ fn a_job_starts_despite_any_number_of_silent_connections() {
             let pair = mesh_disturbed_by(&identity, |port| {
                 silent.extend((0..128).map(|_| TcpStream::connect(("127.0.0.1", port)).unwrap()));
             });
-            // Which is before those that have a place are sent away because they say nothing.
+            // This is before connections that have a place are closed because they send nothing.
             let open = silent.iter().filter(|socket| is_open(socket)).count();
             assert!((1..=64).contains(&open), "{open} of {identity:?}");
             works(&pair);

@@ -32,7 +32,7 @@ fn workers_may_start_in_any_order_and_at_any_time() {
                 let threads: Vec<_> = order
                     .iter()
                     .map(|&worker| {
-                        // A pause is part of what is tested.
+                        // The pause is part of the test.
                         let _ = never.recv_timeout(Duration::from_millis(random.below(60) as u64));
                         scope.spawn(move || {
                             let addresses = addresses(workers, "127.0.0.1", port);
@@ -254,7 +254,7 @@ fn a_missing_worker_is_named_by_its_task() {
         let error = alone_of(2, 1, addresses(2, "127.0.0.1", absent.number()));
         let error = error.tasks(tasks()).timeout(Duration::from_millis(100)).join(Kept::new()).unwrap_err();
         assert!(error.to_string().contains("missing: chief 0 at 127.0.0.1:"), "{error}");
-        // An own address that is none of this machine.
+        // The address does not belong to this machine.
         let all = vec!["192.0.2.1:9".to_owned(), "192.0.2.1:8".to_owned()];
         let error = alone_of(2, 0, all).tasks(tasks()).credentials(without_encryption());
         let error = error.join(Kept::new()).unwrap_err().to_string();

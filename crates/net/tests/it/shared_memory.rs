@@ -56,7 +56,7 @@ fn bodies_from_all_peers_arrive_complete_and_in_order() {
                                 }
                                 _ => pattern(length, first).into(),
                             };
-                            // Slices of it, which are bodies as well.
+                            // Slices of the body, which are bodies as well.
                             let from = random.below(2) * (length / 3);
                             for to in (0..3).filter(|to| *to != me) {
                                 let head = vec![number, first.wrapping_add(from as u8)];
@@ -214,7 +214,7 @@ fn a_killed_worker_leaves_only_its_sent_messages() {
     const TEST: &str = "shared_memory::a_killed_worker_leaves_only_its_sent_messages";
     watched(|| match child::part() {
         Some(part) if part != "first" => keeps_memory(part.parse().unwrap()),
-        // Alone in its process, since it counts what that has.
+        // Runs in a process of its own, because it counts what the process holds.
         None => drop(child::output(child::command(TEST, "first"), support::PATIENCE)),
         Some(_) => {
             let before = held();
@@ -229,7 +229,7 @@ fn a_killed_worker_leaves_only_its_sent_messages() {
             let port = listener.address().unwrap().port();
             let child = Killed(child::command(TEST, &port.to_string()).spawn().unwrap());
             let (mesh, kept) = join(0, port, Some(listener));
-            // Until it has joined, it is sent copies.
+            // Until the child has joined, it gets copies.
             kept.count(None, 1);
             mesh.send(1, Message::new("", filled(&mesh, 2 << 20, 4)));
             kept.count(None, 2);

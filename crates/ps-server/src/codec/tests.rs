@@ -309,7 +309,7 @@ fn a_change_to_be_made_once_stands_in_nothing_else_and_nothing_else_in_it() {
     for wrong in [Request::List, remove, once(0, Request::List), Request::Batch(Vec::new())] {
         let wrong = once(1, wrong);
         assert!(wrong.check().is_err());
-        // A client that sends it anyway.
+        // A client may send it nevertheless.
         if let Ok(encoded) = Encoded::new(wrong, Wire::Full) {
             let error = Call::decode(encoded.message(77, 0).unwrap()).unwrap_err();
             assert_eq!(error.to_string(), "it has something that cannot be executed exactly once");

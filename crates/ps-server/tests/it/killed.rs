@@ -80,7 +80,7 @@ fn account(kills: u64, seed: u64) -> Vec<Duration> {
             drop(running.take());
             let (gone, before) = (Stopwatch::start(), done.load(Ordering::SeqCst));
             running = Some(process(port, folder.path()));
-            // Answers that were on their way when it was killed may count three.
+            // Up to three responses may have been sent before the server was killed.
             until("progress", || done.load(Ordering::SeqCst) > before + 3);
             away.push(gone.elapsed());
         }

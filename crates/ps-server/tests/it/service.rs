@@ -299,7 +299,7 @@ fn without_answers_nothing_more_is_sent_and_each_call_waits_until_its_deadline()
         let calls = [800, 900].map(|ms| ps.start(count("n", 0), Duration::from_millis(ms)).unwrap());
         let full = ps.start(count("n", 0), Duration::from_millis(50)).unwrap_err().to_string();
         assert!(full.contains("there is no room for it while 2 requests are in flight"), "{full}");
-        // That it had no time takes nothing away from those.
+        // The failed request does not affect the two in flight.
         for (call, ms) in calls.into_iter().zip([800, 900]) {
             let error = call.wait().unwrap_err().to_string();
             assert!(error.contains(&format!("no answer from ps 0 within {ms}ms")), "{error}");
@@ -323,7 +323,7 @@ fn a_call_whose_answers_exceed_the_limit_together_is_refused_the_rest() {
         let kinds: Vec<_> =
             answers.iter().map(|answer| answer.as_ref().err().map(|error| error.kind)).collect();
         let too_large = Some(RefusalKind::TooLarge);
-        // Two of 32 MiB, and no more; changes are made.
+        // Two responses of 32 MiB fit, and no more. Changes are made nevertheless.
         assert_eq!(kinds, [&[None, None, too_large, None][..], &[too_large; 5]].concat());
         let text = answers[8].as_ref().unwrap_err().text.clone();
         assert!(text.starts_with("read of table n: the answers to the requests before it"), "{text}");
@@ -399,7 +399,7 @@ fn only_the_chief_starts_a_job() {
             let ChannelError::Refused { refusal, .. } = &error else { panic!("{error}") };
             assert_eq!(refusal.kind, RefusalKind::NotAllowed);
             assert!(error.to_string().contains(&format!("{task} may not begin a job")), "{error}");
-            // Among others, too.
+            // The request is also refused in a batch.
             let call = connection(server.cluster(), 0);
             let both = Request::Batch(vec![Request::List, Request::BeginJob { job: 1 << 32 }]);
             assert!(call.call(both, PATIENCE).is_err());

@@ -63,7 +63,7 @@ fn sums_equal_those_of_the_tree_or_are_close_in_all_orders_and_wire_formats() {
     let mut algorithms = HashSet::new();
     for world in several_workers() {
         let count = world.0 * world.1;
-        // The longest are for the ring; those of many replicas take long to check.
+        // The longest vectors are for the ring. With many replicas, checking them takes too long.
         for len in [0, 1, 63, 1001, 40_000, 70_001].into_iter().filter(|len| len * count < 450_000) {
             let weights: Vec<f32> = (0..count).map(|replica| 1. / (replica + 1) as f32).collect();
             // Small enough for f16.

@@ -334,7 +334,7 @@ fn a_step_without_all_files_is_not_taken() {
         let error = passes[0].finish(all).unwrap_err().to_string();
         assert!(error.contains("step 0 needs a file: call WorkerPass::deal"), "{error}");
         assert!(matches!(passes[0].deal(&counts[..1]), Err(Error::NotDealt { .. })));
-        // Nothing has been changed by that.
+        // The errors have changed nothing.
         assert_eq!(step(&mut passes), Some(vec![vec![0], vec![4]]));
     });
 }
@@ -602,7 +602,7 @@ fn explain_tells_which_operation_takes_names_of_files_ahead() {
             names().map_parallel(3, |name| name),
             Some("\"map_parallel on 3 threads\" takes names of files ahead"),
         ),
-        // The names are those of an earlier operation.
+        // The names come from an earlier operation.
         (
             names().map(|name| name).shuffle(8, 1),
             Some("\"shuffle, buffer 8, seed 1\" takes names of files ahead"),

@@ -16,7 +16,7 @@ fn kept<T: Nest>(data: &Dataset<T>, skipped: &SkippedRecords, records: u64, firs
     let elements: Vec<T> = data.iter().map(Result::unwrap).collect();
     assert_eq!(skipped.count() - before, records);
     assert!(skipped.first().unwrap().contains(first), "{:?}", skipped.first());
-    // Elements that are passed over are those that are kept, too.
+    // `skip` counts only elements that are kept.
     assert_eq!(data.skip(1).iter().map(Result::unwrap).count() + 1, elements.len());
     elements
 }
@@ -111,7 +111,7 @@ fn records_of_tfrecord() {
             ids(damaged, 3, "'a', record 0 at byte 0: the checksum of its data"),
             expected(&[0, 5, 8])
         );
-        // Behind a damaged length nothing is found.
+        // After a damaged length, no record is found.
         let mut lost = examples(&[]);
         lost[len * 4] ^= 1;
         assert_eq!(
@@ -172,7 +172,7 @@ fn samples_of_tar_files() {
         assert_eq!(keys(twice, 1, "sample 'b' has two files 'txt'"), "acz");
         let mut header = tar(&["a.txt", "b.txt", "c.txt", "d.txt"]);
         header[2048] ^= 1;
-        // The header may be that of another file of `b`.
+        // The damaged header may belong to another file of `b`.
         let error = "'a.tar', byte 2560: sample 'b' may lack files, because the tar file is damaged after it";
         assert_eq!(keys(header, 2, error), "az");
         let mut cut = tar(&["a.txt", "b.txt", "c.txt"]);

@@ -102,7 +102,7 @@ fn fields_of_structures_are_columns() {
     let error = file("hf-image.parquet").columns(["image.x"]).open().unwrap_err().to_string();
     assert_eq!(error, "'hf-image.parquet' has no column 'image.x'; it has image.bytes, image.path, label");
 
-    // A field of a structure that is missing is missing.
+    // A field of a missing structure is missing.
     let polars = || file("struct-polars.parquet");
     let deep = columns(&polars().columns(["image.meta.w", "label"]).default("image.meta.w", -1));
     assert_eq!(deep["image.meta.w"].to_vec::<i32>().unwrap(), [3, -1, -1]);
@@ -198,7 +198,7 @@ fn rows_without_a_value_are_skipped_one_by_one() {
     assert_eq!(rows.iter().map(|row| row["age"].item::<i16>().unwrap()).collect::<Vec<_>>(), [31, 4]);
     assert_eq!(skipped.count(), 1);
     assert!(skipped.first().unwrap().contains("column 'age': row 1 is null"));
-    // A type that tensors don't have is no broken row.
+    // An unsupported type is not a broken row.
     let dates = arrow_array::Date32Array::from(vec![1]);
     let dates = super::plain("d", dates).skip_broken(&skipped).dataset();
     assert!(matches!(dates.iter().next().unwrap(), Err(Error::Column { .. })));

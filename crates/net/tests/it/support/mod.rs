@@ -146,7 +146,7 @@ pub fn world(kind: Kind, workers: usize) -> Vec<Worker> {
         Kind::Proof | Kind::TlsBySecret | Kind::SharedByTls => Identity::Secret(Secret::random().unwrap()),
         Kind::TlsByCertificates => Identity::Certificates(certificates(folder.path(), "worker")),
     };
-    // Which is no loopback address, and yet of this machine.
+    // 0.0.0.0 is not a loopback address, but is on this machine.
     let host = if matches!(kind, Kind::TlsBySecret | Kind::SharedByTls) { "0.0.0.0" } else { "127.0.0.1" };
     let shares = matches!(kind, Kind::Shared | Kind::SharedByTls);
     let shared_memory = if shares { SharedMemory::Auto } else { SharedMemory::Never };

@@ -124,7 +124,7 @@ fn a_lone_replica_makes_a_step_while_its_gpu_is_held_up() {
         };
         let model = strategy.replicate(built).unwrap();
         let optimizer = Adam::new(&model.variables, 0.1).unwrap();
-        // Words, and behind them the label.
+        // Words, followed by the label.
         let rows = Tensor::from_iter((0..96i64).map(|i| i % 4), &Device::Cpu).unwrap();
         let rows = rows.reshape((32, 3)).unwrap();
         let data = Dataset::from_slices(rows).unwrap().batch(4);

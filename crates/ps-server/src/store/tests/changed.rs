@@ -93,7 +93,7 @@ fn exactly_the_changed_rows_are_read_over_restarts_and_snapshots() {
                 table @ (4 | 5) => {
                     let state = State::Slots { first: 0, slots: Vec::new() };
                     let table = if table == 4 { "n" } else { "ids" };
-                    // Slots are no values.
+                    // Slots are not values, so no row has changed.
                     drop(ask(&core, i, Request::Restore { table: table.into(), state }));
                 }
                 6 | 7 => {
@@ -164,7 +164,7 @@ fn ids_without_a_row_are_not_recorded_for_good() {
         push(3 + i as u64, (begin..begin + 40_000).collect());
     }
     assert_eq!(recorded(), 40_001, "after two pushes, the ids of neither have a row");
-    // A row that it creates later is sent.
+    // A row that the server creates later is sent.
     push(6, vec![100_000]);
     assert_eq!(changed(&core, "ids", Some(first.position)).rows, [7, 100_000]);
 }

@@ -125,7 +125,7 @@ fn account(kills: u64, seed: u64, kept: impl Fn(&mut SplitMix) -> Option<bool>) 
             }
             let (gone, before) = (Stopwatch::start(), done.load(Ordering::SeqCst));
             running[number] = Some(start(number));
-            // Answers that were on their way when it was killed may count three.
+            // Up to three responses may have been sent before the server was killed.
             until("progress", || done.load(Ordering::SeqCst) > before + 3);
             away.push(gone.elapsed());
         }
@@ -159,7 +159,7 @@ fn a_server_that_lost_its_folder_has_all_acknowledged_changes() {
     for round in 0..u64::div_ceil(kills, 10) {
         away.extend(watched(move || account(kills.min(10), round, |_| Some(false))));
     }
-    // Folders that stay, and that are gone, in turn; and none at all.
+    // Folders stay or are removed, at random. Then servers have no folders.
     away.extend(watched(|| account(4, 1000, |random| Some(random.below(2) == 0))));
     away.extend(watched(|| account(4, 2000, |_| None)));
     away.sort();

@@ -91,7 +91,7 @@ fn counts(ring: &Ring, worker: usize, lost: &[AtomicBool], stop: &AtomicBool) ->
                 Ok(_) => counted[number] += 1,
                 Err(error) => {
                     assert_is_lost(&error);
-                    // To make the table again does not help: it would begin with nothing.
+                    // Creating the table again does not help, because it would be empty.
                     let again = all[number].call(counters("n", CLIENTS), PATIENCE).unwrap_err();
                     assert!(
                         counted[number] == 0 || matches!(&again, ChannelError::Refused { .. }),
