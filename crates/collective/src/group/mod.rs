@@ -8,7 +8,7 @@
 //!    *statuses* of its replicas. All workers decide from the same statuses, so all get the same
 //!    [`Blame`](distribute_cluster::Blame).
 //! 3. If a worker is lost or times out, workers may have different information. The first worker that made the call
-//! before the deadline then decides. It sends its *verdict* to the others, which wait a short time for it.
+//!    before the deadline then decides. It sends its *verdict* to the others, which wait a short time for it.
 //!
 //! Small leaves are reduced by every worker. Large ones are sent as one flat vector per dtype: each worker reduces a
 //! range of it and sends the result to all others, in two more rounds of the same call.
