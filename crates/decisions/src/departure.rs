@@ -1,4 +1,4 @@
-//! Decides which workers exit after a notice: a pure function.
+//! Decides which workers exit after some of them have received a notice to exit.
 
 // - INV-44: only the workers with a notice exit, if enough others are left and the first is among them; otherwise all
 //   exit, after one checkpoint. Tests: `decisions/src/departure.rs`, `clusters/recovery/leaving.rs`,

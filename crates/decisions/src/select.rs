@@ -1,4 +1,5 @@
-//! [`RestoreFilter`], which selects the tensors to restore, and [`RestoreReport`], which lists the others.
+//! [`RestoreFilter`], which selects the tensors to restore, and [`RestoreReport`], which lists the tensors that were
+//! restored and those that were not.
 
 use distribute_base::{Error, Result};
 use distribute_tensor::DType;

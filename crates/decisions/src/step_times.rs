@@ -12,15 +12,15 @@ use std::time::Duration;
 /// results of training do not depend on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepTimes {
-    /// The time inside of `run`, without waits for other workers.
+    /// The time inside `run`, without waits for other workers.
     pub computing: Duration,
-    /// The processor time of the whole process inside of `run`; zero if the system does not report it.
+    /// The processor time of the whole process inside `run`; zero if the system does not report it.
     pub processor: Duration,
     /// The time in which the program waited for the input of this worker.
     pub input: Duration,
     /// The rest of the time between two steps, in which the program neither waited for input nor for other workers.
     pub outside: Duration,
-    /// The time in which this worker waited for others, inside of `run` and between steps.
+    /// The time in which this worker waited for others, inside `run` and between steps.
     pub waiting: Duration,
     /// The worker for which this worker waited longest, and for how long.
     pub awaited: Option<(usize, Duration)>,
@@ -111,7 +111,7 @@ impl Mine {
         std::mem::take(&mut self.times)
     }
 
-    /// Records that a step begins. `waits` are those for its beginning.
+    /// Records that a step begins. `waits` are the waits for the others to begin it.
     fn begin(&mut self, waits: Waits<'_>) {
         if matches!(self.now, Phase::Beginning) {
             self.add_waits(waits);
@@ -119,7 +119,7 @@ impl Mine {
         self.now = Phase::Running(Stopwatch::start(), processor_time());
     }
 
-    /// Records that the step has ended. `waits` are those since it began.
+    /// Records that the step has ended. `waits` are the waits since the step began.
     fn end(&mut self, waits: Waits<'_>) {
         let Phase::Running(began, processor) = std::mem::take(&mut self.now) else { return };
         self.times.computing = began.elapsed().saturating_sub(waits.total);
@@ -152,18 +152,18 @@ impl StepMeter {
         lock(&self.mine).take(waits)
     }
 
-    /// Records the times of all workers before a step, in the order of ranks. Returns the straggler, unless it has been
-    /// returned before.
+    /// Adds the times of all workers since their previous steps began, in the order of ranks. Returns
+    /// the straggler, unless it has been returned before.
     pub fn add(&self, all: &[StepTimes]) -> Option<Straggler> {
         lock(&self.all).add(all)
     }
 
-    /// Records that a step begins. `waits` are those for its beginning.
+    /// Records that a step begins. `waits` are the waits for the others to begin it.
     pub fn begin(&self, waits: Waits<'_>) {
         lock(&self.mine).begin(waits);
     }
 
-    /// Records that the step has ended on this worker. `waits` are those since it began.
+    /// Records that the step has ended on this worker. `waits` are the waits since the step began.
     pub fn end(&self, waits: Waits<'_>) {
         lock(&self.mine).end(waits);
     }

@@ -72,9 +72,9 @@ impl fmt::Display for StragglerCause {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct WorkerTimes {
-    /// The time inside of `run`, without waits for other workers.
+    /// The time inside `run`, without waits for other workers.
     pub computing: f64,
-    /// The processor time of all threads inside of `run`, including threads that wait.
+    /// The processor time of all threads inside `run`, including threads that wait.
     pub processor: f64,
     /// The time in which the program waited for input.
     pub input: f64,

@@ -10,7 +10,6 @@ use std::convert::Infallible;
 
 /// A container whose items all have the same type, and which can be rebuilt with items of a different type.
 pub trait Container: Sized {
-    /// The type of an item.
     type Item;
 
     /// The same container with items of type `U`.
@@ -19,7 +18,6 @@ pub trait Container: Sized {
     /// Converts the container to its structure, whose leaves are the items.
     fn into_nodes(self) -> Tree<Self::Item>;
 
-    /// Returns the items.
     fn items(&self) -> impl Iterator<Item = &Self::Item>;
 
     /// Rebuilds the container from its structure. Returns `None` if the structure does not match this type of

@@ -44,7 +44,7 @@ impl<T> PerReplica<T> {
         Self { values, rows: None }
     }
 
-    /// Creates per-replica batches. `rows` has the number of rows of each.
+    /// Creates per-replica batches. `rows` contains the number of rows of each batch.
     #[doc(hidden)]
     pub fn with_rows(values: Vec<T>, rows: Vec<usize>) -> Self {
         Self { values, rows: Some(rows) }

@@ -124,7 +124,7 @@ impl Checkpoint<'_> {
     /// Without that call, the next save returns the error, but is made nevertheless. The result may be dropped. Wait
     /// for the last save of a program, however, or make it with `save_to`; otherwise only the warning reports its
     /// failure. A program that returns from `main` waits for the save when it drops the manager; [`std::process::exit`]
-    /// interrupts it like a crash, and the checkpoint before is then the latest. Create the manager outside of the
+    /// interrupts the save like a crash, and the previous checkpoint remains the latest. Create the manager outside the
     /// closure of `Training::run`, so that recovery does not wait for the save.
     ///
     /// ```

@@ -158,7 +158,7 @@ impl<'a> Checkpoint<'a> {
     }
 }
 
-/// Returns the last component of a path.
+/// Returns the file name of a path; empty if the path has none.
 pub(super) fn name(path: &Path) -> Bytes {
     path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default().into()
 }

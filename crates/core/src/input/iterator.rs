@@ -38,7 +38,7 @@ pub struct DistributedIterator<T> {
     pass: Pass<T>,
     strategy: Strategy,
     passes: Passes,
-    /// The sequence number of this pass. Records that earlier passes make are ignored.
+    /// The sequence number of this pass, by which the dataset ignores records of earlier passes.
     number: u64,
     position: Position,
     /// The position at which the next epoch begins.

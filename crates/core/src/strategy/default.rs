@@ -22,7 +22,6 @@ impl StrategyExtended for Default {
 }
 
 impl Strategy {
-    /// Returns the default strategy.
     pub(crate) fn default_strategy() -> &'static Strategy {
         static DEFAULT: OnceLock<Strategy> = OnceLock::new();
         DEFAULT.get_or_init(|| Strategy::unchecked(Default))

@@ -27,7 +27,7 @@ impl Strategy {
     }
 
     /// Returns the mean times of each worker in a step, over about the last minute, in the order of ranks. The list is
-    /// empty if there is only one worker, and before the second step.
+    /// empty if there is only one worker, and before the first step. Before the second step, all times are zero.
     pub fn worker_times(&self) -> Vec<WorkerTimes> {
         self.step_meter().means()
     }

@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 pub struct StepStats {
     examples: AtomicU64,
     loss: AtomicU64,
-    /// Whether a loss has been recorded.
     has_loss: AtomicBool,
     steps: AtomicU64,
 }

@@ -121,10 +121,10 @@ impl Strategy {
         self.extended().independent().map_or_else(|| self.world().is_chief(), |of| of.worker == 0)
     }
 
-    /// Stops the parameter servers in other processes, at the end of training, and the workers that
-    /// [serve](https://docs.rs/distribute/latest/distribute/fn.serve.html) a coordinator. First waits until all updates
-    /// in flight have been applied. In the stopped processes, `serve` returns. A server that cannot be reached is
-    /// considered stopped. Does nothing if there are no servers in other processes.
+    /// Stops the parameter servers in other processes, and the workers that
+    /// [serve](https://docs.rs/distribute/latest/distribute/fn.serve.html) a coordinator. Call this at the end of
+    /// training. First waits until all updates in flight have been applied. In the stopped processes, `serve` returns.
+    /// A server that cannot be reached is considered stopped. Does nothing if there are no servers in other processes.
     ///
     /// Under a [`ParameterServerStrategy`](https://docs.rs/distribute/latest/distribute/struct.ParameterServerStrategy.html),
     /// the chief makes this call or, in a cluster without a chief, worker 0. Workers that train in lock step make it

@@ -43,7 +43,8 @@ impl Strategy {
         }
     }
 
-    /// Returns the variable that has the candle tensor with this id as a copy.
+    /// Returns the variable that has the candle tensor with this id as a copy; `None` if there is none, or if it has
+    /// been dropped.
     #[doc(hidden)]
     pub fn container(&self, id: TensorId) -> Option<Variable> {
         lock(&self.extension::<Registry>().containers).get(&id)?.upgrade()

@@ -95,7 +95,8 @@ impl Storage {
     }
 
     // INV-95
-    /// Rounds all values, or the given rows, to the nearest bf16. Does nothing if values have no rounding.
+    /// Rounds all values, or the given rows, to the nearest bf16. Does nothing if there is no rounding, or if the value
+    /// is not in a candle variable.
     fn round_nearest(&self, rows: Option<&[usize]>) -> Result<()> {
         let (Memory::Candle(var), Some(_)) = (&self.memory, self.rounding) else { return Ok(()) };
         let width: usize = var.0.dims().get(1..).unwrap_or_default().iter().product();

@@ -142,7 +142,7 @@ impl Variable {
     }
 
     /// Fetches the complete value after a write, if the workers store the variable together and this process computes
-    /// with it, so that a forward pass outside of `run` has the new value. A running step keeps its values.
+    /// with it, so that a forward pass outside `run` has the new value. A running step keeps its values.
     fn refresh_shared(&self) -> Result<()> {
         let strategy = self.strategy();
         let cache = self.remote().and_then(|remote| remote.cache()).filter(|cache| cache.is_complete());

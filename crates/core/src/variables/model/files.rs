@@ -348,7 +348,8 @@ fn host_dtype(dtype: candle_core::DType) -> Option<DType> {
     Leaf::Candle(Tensor::zeros(0, dtype, &Device::Cpu).ok()?).dtype().ok()
 }
 
-/// Writes tensors in the safetensors format. candle's writer takes a path and would replace the locked file.
+/// Writes tensors in the safetensors format. candle's writer is not used, because it takes a path and would replace the
+/// locked file.
 fn write(tensors: &BTreeMap<String, Tensor>, to: &mut impl Write) -> io::Result<()> {
     let mut tensors: Vec<_> = tensors.iter().collect();
     // The widest dtype first, so that each tensor starts at an address that is aligned for its dtype.
