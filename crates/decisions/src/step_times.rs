@@ -62,7 +62,7 @@ enum Phase {
     Beginning,
 }
 
-/// The times of all workers, and the stragglers that have been found.
+/// The times of all workers, and the stragglers that have already been returned.
 #[derive(Debug, Default)]
 struct All {
     stragglers: Stragglers,

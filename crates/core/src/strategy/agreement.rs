@@ -8,8 +8,8 @@ use distribute_cluster::{Fingerprint, Process, locations};
 use distribute_collective::group::GroupCall;
 use distribute_decisions::internal::{Outcome, merge_outcomes};
 
-/// A report of the chief that it is still working, for the workers that wait for its result. They then wait for another
-/// timeout.
+/// A report to the workers that wait for the chief's result. The report means that the chief is still working, so that
+/// they wait for another timeout.
 pub(crate) struct Report<'s> {
     /// The call in which the others wait; `None` if no other worker waits.
     awaited: Option<Awaited<'s>>,
@@ -74,7 +74,7 @@ impl Strategy {
         merge_outcomes(mine, all, self.world().worker()).map_err(|error| self.with_process(error))
     }
 
-    /// Adds the process of the worker that an error names, if the process is known.
+    /// Adds the worker's process to an error that names a worker, if the process is known.
     #[doc(hidden)]
     pub fn with_process(&self, mut error: Error) -> Error {
         if let Error::Worker { worker, process, .. } = &mut error {

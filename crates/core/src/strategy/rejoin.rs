@@ -43,7 +43,7 @@ impl Strategy {
         lock(&self.0.updates).begin(self.steps());
     }
 
-    /// Stops counting the updates of a step, which succeeded.
+    /// Stops counting the updates of a step that has succeeded.
     pub(crate) fn end_updates(&self) {
         if !self.0.has_group {
             return;

@@ -113,7 +113,7 @@ mod affinity {
         swap(&set)
     }
 
-    /// Acts like [`change`], for a set of cores.
+    /// Acts like [`change`], but takes a [`CpuSet`].
     pub(super) fn swap(cores: &Cores) -> Option<Cores> {
         let before = sched_getaffinity(None).ok()?;
         match sched_setaffinity(None, cores) {

@@ -20,7 +20,8 @@ pub enum PlacementPolicy {
     ByHash,
 }
 
-/// The policy of servers that store only weights: which weights, and with which partition.
+/// The rule by which servers that store only weights of models decide which weights they store, and with which
+/// partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TablePolicy {
     /// The minimum size in bytes of a variable that is partitioned over all servers. Smaller variables are not stored
