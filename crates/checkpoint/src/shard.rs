@@ -80,8 +80,14 @@ impl Write for SyncedFile<'_> {
     }
 }
 
-/// Writes the contents of a safetensors file to `to`, and returns its index entry. Calls `progress` repeatedly.
-/// Errors contain `path`.
+/// Writes `tensors` to `to` in the format of safetensors, and returns the entry for the index of a file called `name`.
+/// Calls `progress` repeatedly.
+///
+/// # Errors
+/// - [`Error::Io`]: writing fails. The error contains `path`.
+/// - [`Error::InvalidArgument`]: the header is too long.
+/// - [`Error::Source`]: rows cannot be read.
+/// - [`Error::Interrupted`]: `progress` ended the write.
 pub(crate) fn write_to(
     to: impl Write,
     path: &Path,

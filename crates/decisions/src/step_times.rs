@@ -18,7 +18,7 @@ pub struct StepTimes {
     pub processor: Duration,
     /// The time in which the program waited for the input of this worker.
     pub input: Duration,
-    /// The rest of the time between two steps, in which the program neither waited for input nor for other workers.
+    /// The rest of the time between two steps, in which the program waited neither for input nor for other workers.
     pub outside: Duration,
     /// The time in which this worker waited for others, inside `run` and between steps.
     pub waiting: Duration,

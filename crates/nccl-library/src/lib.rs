@@ -91,8 +91,8 @@ pub struct Nccl {
 #[derive(Debug)]
 pub struct Communicators {
     gpus: Vec<usize>,
-    /// The communicators; null if they are not created. They are never moved, because one of NCCL's threads writes each
-    /// of them again when it is linked.
+    /// The communicators, in the order of the GPUs; null until they are created. They are never moved, because a thread
+    /// of NCCL writes each communicator again once it is linked.
     all: Box<[AtomicPtr<c_void>]>,
 }
 

@@ -155,8 +155,8 @@ impl ServeBuilder {
         Self { credentials: self.credentials.job(name), ..self }
     }
 
-    /// Serves other tasks if `resolver` reports that this process is a parameter server or a worker. Returns the role
-    /// of this process.
+    /// Serves other tasks if `resolver` reports that this process is a parameter server or, without
+    /// [`parameter_servers_only`](Self::parameter_servers_only), a worker. Returns the role of this process.
     ///
     /// A process that serves blocks until the chief stops it, or until no client has been connected for the length of
     /// the [lease](Self::lease). A parameter server that is restarted with the same folder resumes with its previous
@@ -167,7 +167,7 @@ impl ServeBuilder {
     /// - [`Error::Cluster`]: the cluster cannot be resolved, or this process is not part of it.
     /// - [`Error::Failed`] of the kind [`Configuration`](ErrorKind::Configuration): the task cannot listen, its folder
     ///   cannot be read, or connections would not be protected; or servers are replicated, but there is only one.
-    /// - [`Error::InvalidArgument`]: this process is a worker, and two remote functions have the same name.
+    /// - [`Error::InvalidArgument`]: this process serves as a worker, and two remote functions have the same name.
     pub fn run(self, resolver: &dyn ClusterResolver) -> Result<Role> {
         // SRV-2: no other task serves.
         let Some((cluster, task)) = resolver.membership()? else { return Ok(Role::of_client(None)) };

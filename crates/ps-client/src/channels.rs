@@ -192,7 +192,7 @@ struct Messages {
     all: Vec<Message>,
     /// The index of the message to which small requests are added.
     open: usize,
-    /// The index of the last message with a request for each table.
+    /// The index of the last message that contains a request for a table, by the name of the table.
     last: HashMap<String, usize>,
     /// The index of the first message to which requests for any table may be added.
     barrier: usize,

@@ -34,7 +34,8 @@ pub struct Prefetch {
     wanted: Vec<i64>,
     /// The number of changes that have begun.
     changes: u64,
-    /// The positions of the ids that were requested after the last change; `None` once another change has begun.
+    /// The position of each id in the last request; `None` before the first request, and from the beginning of a change
+    /// until the next request.
     requested: Option<IdIndex>,
     usage: PrefetchUsage,
 }

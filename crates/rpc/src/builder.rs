@@ -180,8 +180,8 @@ impl ServerBuilder {
     ///
     /// A call that would exceed the maximum is not executed, and fails with
     /// [`FaultKind::NoRoom`](crate::FaultKind::NoRoom). So does a call after which the calls of its connection would
-    /// occupy more than they leave free. A connection therefore gets at most half of the size that other connections do
-    /// not use. This second limit does not apply to its only unanswered call.
+    /// occupy more bytes than would then be free. A connection therefore gets at most half of the size that other
+    /// connections do not use. This second limit does not apply to its only unanswered call.
     pub fn max_waiting_bytes(mut self, bytes: usize) -> Self {
         self.waiting = Some(bytes);
         self

@@ -144,8 +144,8 @@ impl<'a> Table<'a> {
         snap::raw::Decoder::new().decompress_vec(contents).map_err(|error| wrong(error.to_string()))
     }
 
-    /// Calls `each` with the key and value of each entry of a block, and its offset in the file. The size of each key
-    /// is subtracted from `room`.
+    /// Calls `each` with the key and value of each entry of a block, and the offset of the entry in the file. In a
+    /// compressed block, the offset is that of the block. The size of each key is subtracted from `room`.
     fn entries(
         &self,
         block: &Block<'_>,

@@ -88,8 +88,7 @@ impl Changed {
     }
 }
 
-/// The checksums of bodies that are sent to several workers one after another. The checksum of a repeated body is
-/// computed once.
+/// The checksum of the last body, so that a body that is sent to several workers one after another is summed only once.
 #[derive(Debug, Default)]
 pub(super) struct BodySums(Option<(Bytes, u32)>);
 

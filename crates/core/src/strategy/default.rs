@@ -1,4 +1,4 @@
-//! The default strategy, which is current if none has been entered.
+//! The default strategy, which is current if no other strategy has been entered or set.
 
 use super::{Strategy, StrategyExtended, VariablePlacement};
 use distribute_base::DeviceName;

@@ -326,8 +326,8 @@ mod tests {
         });
     }
 
-    /// Starts an HTTP server of one object. Returns its address, and a channel of the requests: method, path and
-    /// relevant headers. `ranges` is whether the server supports range requests.
+    /// Starts an HTTP server of one object. Returns its address, and a channel that receives the request line and the
+    /// `authorization` header of each request. `ranges` is whether the server supports range requests.
     fn server(ranges: bool, body: &'static [u8]) -> (String, Receiver<String>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let host = listener.local_addr().unwrap().to_string();

@@ -18,7 +18,8 @@ pub enum Protection {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PolicyError {
-    /// Any process could join.
+    /// An address can be reached from other machines, but there is neither a secret nor certificates, and plain text
+    /// was not allowed. Any process could join.
     #[error(
         "{address} can be reached over the network, and any process could join this job and read its \
          weights: give all workers one DISTRIBUTE_SECRET (`openssl rand -hex 32` makes one), or \

@@ -6,11 +6,11 @@ use distribute_cluster::Deadline;
 use distribute_log::warn_or_stderr;
 use std::time::Duration;
 
-/// A closed mesh's wait until the other workers have received everything. It lasts as long as bytes are transferred, up
-/// to a limit.
+/// A closed mesh's wait until the other workers have received everything. It lasts as long as bytes are transferred in
+/// either direction, up to a limit.
 ///
-/// A running worker either reads the data or is disconnected because of its silence. Its heartbeats therefore count
-/// like bytes that it reads. The wait does not cover bytes in system buffers and in shared memory.
+/// Heartbeats count too: a worker that sends them is still running, and may read the data later. A silent worker is
+/// disconnected. The wait does not cover bytes in system buffers and in shared memory.
 pub(crate) struct ShutdownWait {
     /// The deadline for the next transfer of bytes.
     idle: Deadline,

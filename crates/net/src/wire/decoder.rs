@@ -50,8 +50,8 @@ pub struct Decoder {
     is_used: bool,
 }
 
-/// A part of a frame of `length` bytes. `bytes` is the memory prepared so far, and its first `filled` bytes were
-/// received.
+/// The head or the body of a frame. It has `length` bytes. `bytes` is the memory prepared so far, and its first
+/// `filled` bytes were received.
 #[derive(Debug, Default)]
 struct Part {
     bytes: Vec<u8>,

@@ -101,8 +101,8 @@ fn clamped<T: Exp>(x: T, delta: T) -> T {
     if abs(x) > delta { distribute_optim::Float::copysign(delta, x) } else { x }
 }
 
-/// Returns the sum of the cross-entropies of a block. The numbers 1 + e⁻ˡˣˡ are between 1 and 2. They are multiplied,
-/// so a single logarithm per lane is enough; the product does not overflow within a block.
+/// Returns the sum of the cross-entropies of a block. The factors 1 + exp(-|x|) are between 1 and 2. They are
+/// multiplied, so a single logarithm per lane is enough; the product does not overflow within a block.
 fn logistic<T: Exp>(x: &[T], z: &[T]) -> f64 {
     let zero = T::of(0.);
     let (mut sums, mut products) = ([0.; LANES], [1.; LANES]);
@@ -116,7 +116,7 @@ fn logistic<T: Exp>(x: &[T], z: &[T]) -> f64 {
     sums.iter().sum::<f64>() + products.iter().map(|product: &f64| product.ln()).sum::<f64>()
 }
 
-/// Returns e⁻ˡˣˡ for each number. The loop contains nothing else, so the compiler can vectorize it.
+/// Returns exp(-|x|) for each number x. The loop contains nothing else, so the compiler can vectorize it.
 fn decays<T: Exp>(x: &[T]) -> Vec<T> {
     let mut all: Vec<T> = x.iter().map(|x| T::of(0.) - abs(*x)).collect();
     all.iter_mut().for_each(|x| *x = x.exp_of_negative());

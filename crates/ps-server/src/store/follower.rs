@@ -27,7 +27,8 @@ pub(crate) struct Follower {
     changed: Condvar,
 }
 
-/// The state of the changes that the follower may not have received.
+/// The state of the replication to the follower: the changes that it may not have received, its copy, and the
+/// connection.
 #[derive(Debug, Default)]
 pub(crate) struct Pending {
     /// The number of this server's life; 0 until the server has begun one, with its own state or its follower's.

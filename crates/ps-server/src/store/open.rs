@@ -106,8 +106,8 @@ struct Replay<'a> {
     changes: Option<&'a Changes>,
     /// The number of the first record of the log to replay.
     next: u64,
-    /// The name of each table in the snapshot, and the number of the first record that it does not contain; `None`
-    /// without a snapshot.
+    /// The number of the first record that the saved copy of each table does not contain, by the name of the table;
+    /// `None` without a snapshot.
     in_snapshot: Option<BTreeMap<String, u64>>,
     /// The changes that cannot be replayed, unless the log revokes them later.
     failed: Vec<Failed>,

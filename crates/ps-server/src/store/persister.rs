@@ -150,8 +150,8 @@ impl Core {
         })
     }
 
-    /// Saves all tables, so that earlier files of the log can be removed. Changes to a table wait only while it is
-    /// copied.
+    /// Saves all tables, so that earlier files of the log can be removed. All changes wait while the log is synced and
+    /// continued in a new file. After that, changes to a table wait only while the table is copied.
     ///
     /// # Errors
     /// Returns a [`SnapshotError`] if the tables cannot be saved. The log is then kept.

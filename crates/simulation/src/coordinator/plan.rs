@@ -13,7 +13,7 @@ pub const CANCEL: Duration = Duration::from_secs(5);
 /// A step of a closure. Steps run one after another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Computes for the given time, and regularly checks for cancellation.
+    /// Computes for the given time. Regularly checks for cancellation, unless the closure is [deaf](Closure::deaf).
     Compute(Duration),
     /// Takes `count` elements of a stream. `argument` is the index of the stream among the resources that the closure
     /// uses.
@@ -24,7 +24,7 @@ pub enum Step {
     Wait,
 }
 
-/// The way in which a closure ends, or the creation of a resource.
+/// The way in which a closure, or the creation of a resource, ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// The code succeeds.

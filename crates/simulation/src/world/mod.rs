@@ -295,9 +295,14 @@ impl Simulation {
     }
 
     /// Checks the world of a process that has just joined it, and records the highest generation. Does nothing for
-    /// other processes. The world must have enough members, and no other process of the same worker may be working in
-    /// the same generation. It may have only one link to each worker. If the process at the other end of a link still
-    /// has this link and knows its world, it must be the right worker of the same world.
+    /// other processes. The rules:
+    /// - The number of members is within the limits of the plan.
+    /// - No other process of the same worker is working in the same generation.
+    /// - In plans with [`Certain::NobodyLate`], the world contains the live workers that were waiting for it
+    ///   ([`Process::owed`]), unless it is full.
+    /// - The process has only one link to each worker.
+    /// - If the process at the other end of a link still has this link and knows its world, it is the right worker of
+    ///   the same world.
     fn compare_members(&mut self, pid: Pid) {
         let process = &self.processes[pid];
         let Some(working) = process.working().filter(|working| working.since == self.now()) else { return };

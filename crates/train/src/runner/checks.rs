@@ -27,8 +27,11 @@ impl Trainer<'_> {
     // PSV1-1
     /// Returns an error if the workers of the strategy do not support the settings.
     ///
-    /// Independent workers are at different steps. One worker's backup does not contain the state of the others, and
-    /// restoring it would overwrite their updates. Workers that wait for a coordinator would wait forever.
+    /// - Independent workers are at different steps, so backups are rejected: the backup of one worker lacks the state
+    ///   of the others, and restoring it would overwrite their updates.
+    /// - Independent workers share their variables, so `validate_ema` is rejected: the others would train with the
+    ///   averages.
+    /// - Workers that wait for a coordinator would not take part, so this process would train alone.
     fn workers(&self, strategy: &Strategy) -> Result<()> {
         let Some(of) = strategy.extended().independent() else {
             return match strategy.scheduled_workers()? {

@@ -203,8 +203,8 @@ impl<'a> Training<'a> {
         }
     }
 
-    /// Waits until all workers have finished. Otherwise a worker could wait for one that has already exited. A worker
-    /// that leaves after a notice, while the others continue, does not wait.
+    /// Waits until all workers have finished, so that no worker waits for one that has already exited. A worker that
+    /// leaves after a notice, while the others continue, does not wait.
     ///
     /// [`run`](Self::run) calls this method. A custom loop must call it last, inside the part that is repeated after a
     /// failure.
