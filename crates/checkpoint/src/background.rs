@@ -105,6 +105,7 @@ impl Save {
     /// # Errors
     /// - [`Error::Io`]: the thread cannot be started.
     /// - [`Error::Source`]: tensors cannot be held.
+    /// - [`Error::Panicked`]: holding them panicked.
     /// - [`Error::Unfinished`]: another thread has been changing tensors for five minutes.
     pub(crate) fn start(
         self: &Arc<Self>,
@@ -209,13 +210,17 @@ impl Save {
         }
     }
 
-    /// Waits until the save has succeeded or failed.
+    /// Waits until the save has succeeded or failed. Returns the errors of [`wait_for`](Self::wait_for), not that of
+    /// the save.
     pub(crate) fn wait(&self, deadline: Deadline, progress: &mut Progress<'_>) -> Result<()> {
         self.wait_for(|state| state.result.is_some(), deadline, progress)
     }
 
-    /// Waits until `is_met` returns `true`. Fails after `deadline`, or if the save has made no progress for
-    /// [`STALLED`].
+    /// Waits until `is_met` returns `true`. Calls `progress` whenever the save has made progress.
+    ///
+    /// # Errors
+    /// - [`Error::Unfinished`]: `deadline` has passed, or the save has made no progress for [`STALLED`].
+    /// - [`Error::Interrupted`]: `progress` returned an error.
     fn wait_for(
         &self,
         is_met: impl Fn(&State) -> bool,

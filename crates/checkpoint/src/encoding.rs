@@ -45,8 +45,8 @@ pub(crate) fn stored(dtype: DType, shape: &[usize]) -> Option<Stored> {
     Some(Stored { dtype, shape })
 }
 
-/// Returns the end offset of each string within the concatenated bytes of the given strings. Returns an empty
-/// list for other dtypes.
+/// Returns the end offset of each string within the concatenated bytes of the given strings. Returns an empty list if
+/// the elements are not strings.
 pub(crate) fn ends(tensor: &HostTensor, elements: Range<usize>) -> Vec<u64> {
     let strings = tensor.as_slice::<Vec<u8>>().map_or(&[][..], |strings| &strings[elements]);
     let end = |end: &mut u64, string: &Vec<u8>| {

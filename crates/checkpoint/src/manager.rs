@@ -389,8 +389,8 @@ impl Series {
     }
 }
 
-/// Returns whether the error means that the checkpoint itself is damaged, so that reading it again would not
-/// help.
+/// Returns whether the error means that the checkpoint is damaged or files of it are missing, so that reading it again
+/// would not help.
 fn is_damage(error: &Error) -> bool {
     match error {
         Error::Damaged { .. } | Error::Index { .. } | Error::NoCheckpoint { .. } => true,

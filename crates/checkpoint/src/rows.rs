@@ -133,7 +133,7 @@ impl fmt::Debug for Rows {
     }
 }
 
-/// Splits a range of rows into pieces of about 8 MiB, of at least one row each.
+/// Splits a range of rows into pieces of at most 8 MiB, but of at least one row each.
 pub(crate) fn pieces(rows: Range<usize>, row_bytes: usize) -> impl Iterator<Item = Range<usize>> {
     let (end, step) = (rows.end, (PIECE / row_bytes.max(1)).max(1));
     rows.step_by(step).map(move |start| start..end.min(start.saturating_add(step)))

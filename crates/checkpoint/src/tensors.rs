@@ -13,7 +13,7 @@ use std::ops::Range;
 pub(crate) struct Tensor {
     pub(crate) dtype: DType,
     pub(crate) shape: Vec<usize>,
-    /// The number of elements of one row; 1 for a scalar.
+    /// The number of elements of one row; 1 for a scalar, 0 if there are no rows.
     pub(crate) row: usize,
     /// The slices in ascending order, without gaps. A scalar is one row.
     pub(crate) slices: Vec<Slice>,

@@ -275,7 +275,8 @@ impl Tensor {
     }
 }
 
-/// Returns an error if the elements of a tensor have no fixed size, or if it has more bytes than any memory.
+/// Returns an error if the elements of a tensor have no fixed size, or if the tensor would have more than `isize::MAX`
+/// bytes. In this check, an axis of size 0 counts as 1.
 fn require_fixed_size(operation: &'static str, name: &str, dtype: DType, dims: &[usize]) -> Result<()> {
     let Some(width) = dtype.bytes() else {
         let reason = format!("{} has elements without a fixed size; use insert", show(dtype, dims));

@@ -5,9 +5,9 @@ use std::ffi::OsStr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// Finds the file of a command like a shell. If `command` contains a slash, it is relative to `folder`; otherwise the
-/// folders of `path` are searched. `task` is named in errors. Returns an error if there is no such file, or if it
-/// cannot be executed.
+/// Finds the file of a command as a shell does. If `command` contains a slash, it is relative to `folder`; otherwise
+/// the folders of `path` are searched. `task` is named in errors. Returns an error if `command` is empty, if there is
+/// no such file, or if the file cannot be executed.
 pub(crate) fn find(command: &OsStr, folder: &Path, path: &OsStr, task: &Task) -> Result<PathBuf> {
     let shown = command.to_string_lossy().into_owned();
     let not_found = |problem| Error::CommandNotFound { task: task.clone(), command: shown.clone(), problem };

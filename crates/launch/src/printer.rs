@@ -134,9 +134,9 @@ impl Queue {
         }
     }
 
-    /// Queues an item. If the queue is full, waits as long as `patient` is `true` and the job is not ending; without
-    /// `patient`, never waits. Drops and counts an item for which there is no space, or whose queue is closed. Ignores
-    /// a line of a task if the queue is drained.
+    /// Queues an item. If the queue is full, waits for space, but only while `patient` is `true` and the job is not
+    /// ending. Never waits without `patient`. Drops and counts an item for which there is no space, or whose queue is
+    /// closed. Ignores a line of a task if the queue is drained.
     fn push(&self, item: Item, patient: Option<&AtomicBool>) {
         let mut state = self.state.lock();
         while state.bytes > ROOM
@@ -269,7 +269,8 @@ impl Printer {
         })
     }
 
-    /// Returns whether a notice can probably be written now: nothing else is being written to that stream.
+    /// Returns whether a notice can probably be written now: the queue of standard error is open, and nothing is being
+    /// written from it.
     pub(crate) fn can_write_notices(&self) -> bool {
         let state = self.err.state.lock();
         !state.writing && !state.closed

@@ -118,7 +118,8 @@ impl Process {
 
     /// Sends a signal to the task's process group. Returns `false` if the process was already reaped.
     ///
-    /// On another host, the guard sends the signal to the group there. SIGKILL is also sent to the local ssh process.
+    /// On another host, the guard sends the signal to the group there. The local ssh process receives SIGKILL, and
+    /// other signals only until the guard can be reached.
     pub(crate) fn send(&self, signal: Signal) -> bool {
         let child = self.child.lock();
         if child.is_none() {

@@ -62,7 +62,7 @@ impl Starter {
         Ok(())
     }
 
-    /// Returns the environment variables in which a task differs from this process. `None` removes a variable.
+    /// Returns the environment variables to set for a task. `None` removes a variable.
     fn environment_of(&self, planned: &PlannedTask, restart: u32) -> BTreeMap<OsString, Option<OsString>> {
         let mut environment_of = self.environment.clone();
         let mut set = |name: &str, value: &str| environment_of.insert(name.into(), Some(value.into()));

@@ -116,7 +116,7 @@ impl TaskRecord {
         self.status == Status::Ended && self.end.as_ref().is_some_and(End::is_success)
     }
 
-    /// Cancels the restart for which the task is waiting.
+    /// Cancels a restart of the task that has not been made yet.
     fn stays_ended(&mut self) {
         self.status = Status::Ended;
         self.restarts -= 1;
@@ -355,8 +355,9 @@ impl Supervisor {
         }
     }
 
-    /// Returns the number of tasks that train and have not exited, if the job can continue. Returns `None` if these and
-    /// the successful ones are fewer than the minimum, or if a required task has failed permanently.
+    /// Returns the number of tasks that train and have not exited, if the job can continue. Returns `None` if all tasks
+    /// are required, if the remaining and the successful ones are fewer than the minimum, or if a required task has
+    /// failed permanently.
     fn left(&self) -> Option<usize> {
         let least = self.policy.min_workers?;
         let (workers, others): (Vec<_>, Vec<_>) = self.tasks.iter().partition(|known| trains(&known.task));
@@ -370,7 +371,7 @@ impl Supervisor {
     }
 
     /// Asks all running tasks to exit by sending `signal`, cancels restarts, and records `cause` as the reason. Starts
-    /// the timer until the remaining tasks are killed.
+    /// the timer after which the remaining tasks are killed.
     fn stop(&mut self, cause: Cause, signal: Signal, actions: &mut Vec<Action>) {
         self.cause = Some(cause);
         self.phase = Phase::Ending;

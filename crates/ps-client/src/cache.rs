@@ -123,8 +123,8 @@ pub(crate) struct Fetch {
 }
 
 impl Fetch {
-    /// Requests the changed shards of the caches whose values are all fetched. Returns `None` if there are none of
-    /// these.
+    /// Requests the changed shards of the caches whose values are all fetched. Returns `None` if there are no such
+    /// caches.
     pub(crate) fn start(caches: &[Arc<HostCache>]) -> Option<Self> {
         let whole: Vec<_> = caches.iter().filter(|cache| cache.fetches_all()).collect();
         let reads = |cache: &&Arc<HostCache>| cache.tables.read_requests(&cache.shards.versions(), true);

@@ -93,13 +93,13 @@ pub struct ParameterServers {
     session: Session,
     partitioner: Option<Arc<dyn Partitioner>>,
     placed: Mutex<Placed>,
-    /// A lock that is held while a variable is created.
+    /// The state of creating variables, which is locked while a variable is created.
     creation: Mutex<CreationState>,
     /// The maximum time to wait for variables that another process creates.
     patience: Duration,
     workers: usize,
     creation_policy: Mutex<CreationPolicy>,
-    /// The index of this process's worker, if a coordinator calls it.
+    /// The index of the worker that this process is, if a coordinator calls it.
     worker: OnceLock<usize>,
     /// Whether the coordinator and all its workers share variables by name.
     is_shared: AtomicBool,

@@ -45,8 +45,9 @@ impl TablePlacement {
 
 impl ParameterServers {
     // SHARD-1, PLACE-1
-    /// Chooses a location for a new variable, and calls `make` to create it there. Variables are created one after
-    /// another. If `make` fails, undoes the choice.
+    /// Chooses a location for a new variable, and calls `make` to create the variable there. A shared variable that
+    /// this process has already placed keeps its location. Variables are created one after another. If `make` fails,
+    /// undoes the choice.
     pub(crate) fn place<T>(
         &self,
         variable: (&str, &[usize], DType),
@@ -96,8 +97,8 @@ impl ParameterServers {
     }
 
     /// Returns the location of a new variable. If variables are shared, each table that another process has created
-    /// stays on its server, and the placement is changed accordingly. If this process does not create missing
-    /// variables, first waits for all tables, at most for the patience.
+    /// stays on its server, and the placement is changed accordingly. With [`CreationPolicy::Wait`], first waits for
+    /// all tables, at most for the patience.
     fn find_shared(
         &self,
         place: TablePlacement,

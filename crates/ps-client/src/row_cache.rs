@@ -52,7 +52,8 @@ impl RowCache {
         lookup
     }
 
-    /// Returns a function that returns whether a lookup now would find the row of an id.
+    /// Returns a function that returns whether a lookup now would find the row of an id. The cache is locked until the
+    /// function is dropped.
     pub(crate) fn fresh_rows(&self) -> impl Fn(i64) -> bool {
         let rows = lock(&self.rows);
         let now = lock(&self.clock).now();

@@ -202,7 +202,8 @@ impl RemoteVariable {
         }))
     }
 
-    /// Prepares a read of the rows of distinct ids, of which prefetched ones are not requested.
+    /// Prepares a read of the rows of distinct ids. Prefetched rows are requested again only if they could not be
+    /// fetched.
     fn read_or_prefetched(&self, operation: &'static str, ids: &[i64]) -> Result<RowRead<'_>> {
         let Some(found) = self.prefetched.look_up(ids) else { return self.read_of_tables(operation, ids) };
         let late = match found.late() {

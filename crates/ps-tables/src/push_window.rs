@@ -146,8 +146,8 @@ impl PushWindows {
     }
 
     /// Returns the window of a client, advanced to sequence number `sequence`, and marks the client as active. A client
-    /// without a record gets one. If there is no space, it replaces that of the least recently active client without a
-    /// push in progress.
+    /// without a record gets one. If there is no space, the new record replaces that of the least recently active
+    /// client without a push in progress.
     ///
     /// # Errors
     /// - [`Error::TooManyClients`]: there is no space, and all recorded clients have pushes in progress.

@@ -116,8 +116,9 @@ impl Inbox {
 }
 
 impl Inbox {
-    /// Returns the entry for a call that exceeds the limit described by `full`. Its data is dropped, and it is answered
-    /// with an error when its turn comes. Returns an error with the reason if the connection must be closed instead.
+    /// Returns the entry for a call that exceeds the limit described by `full`. The data of the call is dropped, and
+    /// the call is answered with an error when its turn comes. Returns an error with the reason if the connection must
+    /// be closed instead.
     fn refuse(&self, full: &NoRoom, message: Message) -> Result<(IncomingCall, CallPermit), String> {
         let too_many = |_| format!("{TOO_MANY} {}", self.open.max());
         let NoRoom::Bytes { own, taken, max } = *full else { return Err(too_many(NoRoom::Calls)) };
@@ -156,7 +157,7 @@ impl Receiver for Inbox {
     }
 }
 
-/// Returns whether a connection was closed for this reason because its caller did not follow the protocol.
+/// Returns whether a connection that was closed for this reason has a caller that did not follow the protocol.
 fn is_violation(reason: &str) -> bool {
     reason == NO_CALL || reason.starts_with(TOO_MANY) || reason.starts_with(UNDECODABLE)
 }

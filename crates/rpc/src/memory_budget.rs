@@ -61,8 +61,8 @@ impl MemoryBudget {
     /// Reserves `bytes` bytes for a call of a connection whose other calls occupy `own` bytes.
     ///
     /// Returns [`NoRoom::Bytes`] if the call does not fit, or if the connection's calls, including this one, would
-    /// occupy more bytes than would then be free. The second limit does not apply if `own` is 0. Otherwise a call
-    /// longer than half of the budget would always fail.
+    /// occupy more bytes than would then be free. The second limit does not apply if `own` is 0, because a call longer
+    /// than half of the budget would always fail.
     fn take(&self, own: usize, bytes: usize) -> Result<(), NoRoom> {
         let taken = |taken: usize| {
             let left = self.max.saturating_sub(taken).checked_sub(bytes)?;

@@ -102,7 +102,8 @@ impl Graph {
         Ok(Self { nodes, paths, names })
     }
 
-    /// Returns the key of the object at `path`, which may be any of the paths to it.
+    /// Returns the key of the variable at `path`, which may be any of the paths to the variable. An object with a
+    /// single tensor counts as a variable.
     pub(crate) fn by_path(&self, path: &str) -> Option<&str> {
         value(self.at(path)?)
     }
@@ -150,7 +151,8 @@ fn value(node: &Object) -> Option<&str> {
     }
 }
 
-/// Returns the object's path, which is the first part of a key.
+/// Returns the path of an object from the key of one of its tensors: the part before `/.ATTRIBUTES/`, or else the
+/// complete key.
 fn object_of(key: &str) -> &str {
     key.split_once("/.ATTRIBUTES/").map_or(key, |(path, _)| path)
 }

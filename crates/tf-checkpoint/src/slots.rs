@@ -94,8 +94,9 @@ pub(crate) fn slot_key(
     Ok(None)
 }
 
-/// Returns the keys of a slot that TensorFlow 1 has saved. In TensorFlow 1, all slots of a variable whose optimizers
-/// have the same name are numbered: `Adam` and `Adam_1` belong to the first, `Adam_2` and `Adam_3` to the second.
+/// Returns the keys of a slot that TensorFlow 1 has saved. In TensorFlow 1, the slots that optimizers of the same name
+/// keep for a variable are numbered: `Adam` and `Adam_1` belong to the first optimizer, `Adam_2` and `Adam_3` to the
+/// second.
 fn tf1_keys(
     checkpoint: &TfCheckpoint,
     variable: &str,

@@ -4,7 +4,8 @@ use super::{Job, SECRET};
 use crate::{Error, Result};
 use distribute_cluster::internal::first_port_in_shell;
 
-/// Returns the line that chooses the first port by the number of the shell's process.
+/// Returns the shell line that exports the first port. Unless `DISTRIBUTE_PORT_BASE` is set, the line derives the port
+/// from the process id of the shell.
 fn ports() -> String {
     let first = first_port_in_shell("$$");
     format!("export DISTRIBUTE_PORT_BASE=${{DISTRIBUTE_PORT_BASE:-{first}}} # of the ranks of a host")

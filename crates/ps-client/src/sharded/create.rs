@@ -243,7 +243,8 @@ impl Sharded {
         self.warn_existing(&found, &new, creation)
     }
 
-    /// Logs a warning if some tables already existed, unless other processes create the same variables.
+    /// Logs a warning if only some of the tables already existed, and, once for all variables, a warning that lists
+    /// existing tables. Logs nothing if other processes create the same variables.
     fn warn_existing(&self, found: &[&str], new: &[&str], creation: &mut CreationState) -> Result<()> {
         // If other processes create the same variables, existing tables are expected.
         if found.is_empty() || creation.is_shared {
@@ -282,7 +283,7 @@ impl Sharded {
     }
 
     // C8: servers are asked again for what was not there.
-    /// Waits until another process has created the variable.
+    /// Waits until another process has created the variable, at most as long as `wait` permits.
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`]: the variable was not created in time, or has a different shape, dtype or kind.

@@ -120,6 +120,7 @@ impl SentReads {
 enum Part<'a> {
     Nothing,
     Apart(RowRead<'a>),
-    /// A read whose requests were sent with those of others: their number, and the function that assembles the rows.
+    /// A read whose requests were sent with those of others: the number of its requests, and the function that
+    /// assembles the rows.
     Together(usize, Finish<'a>),
 }

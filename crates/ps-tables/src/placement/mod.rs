@@ -216,7 +216,7 @@ impl Placement {
     }
 }
 
-/// Returns an entry for each shard of a variable, without a server.
+/// Returns an entry for each shard of a variable. The caller sets the server of each entry.
 fn parts(name: &str, shape: &[usize], dtype: DType, partition: Option<RowPartition>) -> Result<Vec<Placed>> {
     let part = |name, rows, shape: Vec<usize>| {
         let element = dtype.bytes().unwrap_or(16) as u64;

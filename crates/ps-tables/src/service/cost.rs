@@ -106,8 +106,8 @@ impl TableSpec {
 }
 
 impl Entry {
-    /// Returns the number of bytes that a request needs in addition. If `exact` is `false`, the result is an upper
-    /// bound that is fast to compute.
+    /// Returns the number of bytes that a request needs in addition to [`taken`](Self::taken). If `exact` is `false`,
+    /// the result is an upper bound that is fast to compute.
     fn cost(&self, request: &Request, exact: bool) -> usize {
         match (request, &self.table) {
             (Request::SetRule { rule, .. }, AnyTable::Dense(table)) if table.rule().is_none() => {

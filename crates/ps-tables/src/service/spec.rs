@@ -130,7 +130,7 @@ impl TableSpec {
         Ok(table)
     }
 
-    /// Returns a hash of the specification, including given values.
+    /// Returns a hash of the specification without the name. It includes given values.
     pub(super) fn fingerprint(&self) -> u64 {
         let text = match &self.contents {
             Contents::Values(values) => values.describe(),
@@ -147,7 +147,7 @@ impl TableSpec {
         hash
     }
 
-    /// Describes the table for errors: its dtype, shape and rule.
+    /// Describes the table for errors: its dtype, shape, rounding and rule.
     pub(super) fn describe(&self) -> String {
         let table = match &self.contents {
             Contents::Values(values) => values.describe(),

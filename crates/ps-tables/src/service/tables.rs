@@ -20,8 +20,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The number of low-order bits of a job's number, which are random. The other bits count jobs.
 const JOB_RANDOM_BITS: u32 = 32;
 
-/// The maximum number of jobs by which a new job may be ahead of this server's latest one, because they have begun only
-/// on other servers.
+/// The maximum number of jobs by which a new job may exceed the latest job of this server. The jobs in between have
+/// begun only on other servers.
 const MAX_JOB_DISTANCE: u64 = 1 << 16;
 
 /// The tables of one parameter server, by name. They execute the server's requests, without a socket.

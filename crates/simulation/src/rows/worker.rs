@@ -57,7 +57,7 @@ struct Read {
     ids: Vec<i64>,
     /// The lookup in the cache, if there is one.
     cached: Option<CacheLookup>,
-    /// The ids that are not in the cache, each with whether it was prefetched.
+    /// The ids that are not in the cache.
     missing: Vec<i64>,
     found: PrefetchLookup,
     /// The rows that were requested only by the lookup, with the numbers of their changes.

@@ -241,7 +241,7 @@ impl World {
         (0..self.plan.workers).for_each(|worker| self.go_later(worker));
     }
 
-    /// Breaks a connection, which is re-established after some time. Prefetched rows may be given up.
+    /// Breaks a connection, which is re-established after some time. Prefetches without a response may be given up.
     fn break_connection(&mut self, worker: usize, server: usize) {
         let connection = &mut self.connections[worker][server];
         (connection.number, connection.is_broken) = (connection.number + 1, true);

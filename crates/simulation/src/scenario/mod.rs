@@ -52,7 +52,7 @@ pub enum Scenario {
     Crowd,
     /// Workers of a training run are killed.
     TrainKilled,
-    /// A worker is killed in a step, and then workers are killed while a state is transferred after the next
+    /// A worker is killed in a step. Then a worker is killed in the state transfer after each of the next one to three
     /// rendezvous.
     TrainHandover,
     /// Workers are killed in steps that make several updates.

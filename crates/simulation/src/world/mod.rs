@@ -391,7 +391,7 @@ impl Simulation {
     }
 
     /// Checks that workers resume from the most advanced complete state of their world, and that they restart only if
-    /// no worker has a complete state.
+    /// no worker has a complete state. Only states of workers that took part in the latest agreement count.
     fn compare_states(&mut self) {
         for (pid, generation, updates) in self.surroundings.checks.take_met() {
             let members = self

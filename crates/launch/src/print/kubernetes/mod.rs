@@ -162,7 +162,8 @@ fn container(
     Yaml::Map(fields)
 }
 
-/// Returns the resources of a task, if any are requested. The limit on memory is what is requested.
+/// Returns the resources of a task, if any are requested. The limit on memory equals the request; there is no limit on
+/// processors.
 fn resources(job: &Job<'_>) -> Option<(&'static str, Yaml)> {
     let cpus = job.cpus.map(|cpus| ("cpu", Yaml::Text(cpus.to_string())));
     let memory = || job.memory.map(|memory| ("memory", Yaml::text(memory)));
