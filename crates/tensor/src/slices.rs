@@ -111,7 +111,8 @@ impl IndexedSlices {
         self.to_dense_of(shape)
     }
 
-    /// Creates the dense tensor with the given shape. Returns an error if the dense shape is known and differs.
+    /// Creates the dense tensor with the given shape. Rows with the same index are summed. Returns an error if the
+    /// dense shape is known and differs.
     pub(crate) fn to_dense_of(&self, shape: &[usize]) -> Result<HostTensor> {
         let dtype = self.values.dtype();
         if is_narrow(dtype) {

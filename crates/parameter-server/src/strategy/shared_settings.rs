@@ -48,7 +48,8 @@ impl ParameterServerStrategyBuilder {
         }
     }
 
-    /// Replaces the shared settings. Timeouts that were set on this task remain.
+    /// Replaces the shared settings by those of the coordinator. Timeouts that were set on this task remain, and so
+    /// does the partitioner if the coordinator's cannot be sent.
     ///
     /// # Errors
     /// - [`Error::Params`](distribute_base::Error::Params): a parameter of the partitioner is invalid.

@@ -7,7 +7,7 @@
 //! | module | contents |
 //! |---|---|
 //! | `eight_bits` | 8 bits per number, with a scale for each block |
-//! | `top_k` | the largest of each 64 numbers, with 2 bits per number |
+//! | `top_k` | the largest 64 of each 4,096 numbers: their positions, and 2 bits for each |
 //! | `low_rank` | the factors of a matrix (PowerSGD) |
 
 pub mod eight_bits;

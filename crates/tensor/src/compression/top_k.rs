@@ -2,8 +2,8 @@
 //!
 //! Of each chunk of 4,096 numbers, the largest 64 are sent: two magnitudes as `f32`, the positions as 16 bits in
 //! ascending order, and 2 bits for each number, its sign and which of the magnitudes it has. The larger magnitude is
-//! the mean of the numbers above the mean of all 64, and the other is the mean of the rest. A last chunk with fewer
-//! numbers sends the largest of each 64.
+//! the mean of the numbers above the mean of all 64, and the other is the mean of the rest. From a last chunk of n <
+//! 4,096 numbers, the largest n / 64, rounded up, are sent.
 //!
 //! If a number of a chunk is not finite, the numbers that the chunk sends are received as NaN. They include that
 //! number.

@@ -123,8 +123,8 @@ pub(super) fn require_probability(operation: &'static str, place: usize, predict
     Err(Error::invalid(operation, reason))
 }
 
-/// Returns an error if this is called in a replica, which can only read its own copy. The replica of the default
-/// strategy may call it.
+/// Returns an error outside the cross-replica context, because a replica can only read its own copy. The replica of the
+/// default strategy is an exception.
 fn outside(operation: &'static str) -> Result<()> {
     let (found, replica) = (current_kind(), get_replica_context());
     if found == ContextKind::CrossReplica || replica.is_some_and(|replica| replica.strategy().is_default()) {

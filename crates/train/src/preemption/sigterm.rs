@@ -14,7 +14,8 @@ use std::sync::{Arc, Mutex};
 #[derive(Debug)]
 pub(crate) struct Sigterm(Handle);
 
-/// The number of watches in this process. If it is 0, SIGTERM kills the process, as it does by default.
+/// The number of watches in this process, and the flag that depends on the number. Without a watch, SIGTERM kills the
+/// process, as it does by default.
 ///
 /// A signal handler cannot be removed. Instead, a second handler kills the process if the flag `ends` is set.
 struct Watchers {

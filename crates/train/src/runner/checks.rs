@@ -12,7 +12,7 @@ impl Trainer<'_> {
     /// # Errors
     /// - [`Error::InvalidArgument`]: a setting is out of range, settings contradict each other, or the strategy does
     ///   not support one.
-    /// - [`Error::NotSupported`]: the workers only run functions that a coordinator schedules.
+    /// - [`Error::NotSupported`]: there are several workers, which only run functions that a coordinator schedules.
     /// - [`Error::Data`]: the global batch cannot be divided equally over the replicas.
     pub(super) fn check(&self, strategy: &Strategy, validates: bool, has_ema: bool) -> Result<()> {
         self.counts()?;

@@ -134,7 +134,7 @@ impl<T: Nest + 'static, B: Nest + 'static> Datasets<T, B> {
     }
 
     /// Distributes the dataset that `provider` returns, in per-replica batches. `limit` transforms the dataset before
-    /// it is batched; its second argument is the number of examples that a worker processes in a step.
+    /// it is batched; its second argument is the number of examples that the dataset provides for one step.
     #[track_caller]
     fn batches(
         &self,

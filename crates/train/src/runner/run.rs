@@ -320,7 +320,7 @@ where
         }
     }
 
-    /// Runs one step. Returns the loss of the global batch or, if steps are local, of this worker's batch.
+    /// Runs one step. Returns the mean loss over the global batch, also if steps are local.
     #[track_caller]
     fn step(&self, batch: PerReplica<B>) -> Result<f64> {
         let Self { strategy, model, optimizer, progress, loss, at, .. } = *self;

@@ -10,7 +10,7 @@ use distribute_core::Strategy;
 use distribute_log::warn_or_stderr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The most workers and variables that the warning names.
+/// The maximum number of workers, and of variables, that the warning names.
 const NAMED: usize = 5;
 
 /// The rule that decides whether a drift is healed, which means that workers receive the state of another worker.
