@@ -200,8 +200,8 @@ impl Reader {
         self.read(tensor, rows, shape)
     }
 
-    /// Splits the rows of a tensor into consecutive ranges of about 8 MiB, with at least one row each. Use them with
-    /// [`rows`](Self::rows) to read a tensor that is larger than memory. A string counts as one byte.
+    /// Splits the rows of a tensor into consecutive ranges of at most 8 MiB, but of at least one row each. Use them
+    /// with [`rows`](Self::rows) to read a tensor that is larger than memory. A string counts as one byte.
     ///
     /// # Errors
     /// - [`Error::UnknownName`]: there is no tensor named `name`.

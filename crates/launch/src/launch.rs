@@ -22,7 +22,7 @@ use std::time::Duration;
 pub const SSH: &str =
     "ssh -T -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=3";
 
-/// A builder that configures a job and starts it. The tasks of the job also end together.
+/// A builder that configures a job and starts it. The tasks of the job end together.
 ///
 /// ```
 /// use distribute_launch::{Deadline, Launch, Layout, Output, Plan};

@@ -377,7 +377,7 @@ impl ParameterServers {
         self.is_shared.store(true, Ordering::Release);
     }
 
-    /// Returns the index of this process's worker, if a coordinator calls it.
+    /// Returns the index of the worker that this process is, if a coordinator calls it.
     #[doc(hidden)]
     pub fn worker(&self) -> Option<usize> {
         self.worker.get().copied()

@@ -88,7 +88,7 @@ impl RemoteVariable {
         Ok(restored)
     }
 
-    /// Returns `true` if the last restore has failed, so that some rows may have older values.
+    /// Returns `true` if the last restore has failed or is in progress, so that some rows may have older values.
     pub fn is_incomplete(&self) -> bool {
         self.incomplete.load(Ordering::Relaxed)
     }

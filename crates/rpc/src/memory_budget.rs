@@ -42,7 +42,7 @@ pub(crate) struct CallPermit {
 pub(crate) enum NoRoom {
     /// The connection has the maximum number of calls.
     Calls,
-    /// There is not enough memory, because of other calls.
+    /// There is not enough memory for the call.
     Bytes {
         /// The number of bytes that the calls of this connection occupy.
         own: usize,
@@ -91,7 +91,7 @@ impl OpenCalls {
     ///
     /// # Errors
     /// - [`NoRoom::Calls`]: the connection has the maximum number of calls.
-    /// - [`NoRoom::Bytes`]: there is not enough memory, because of other calls.
+    /// - [`NoRoom::Bytes`]: there is not enough memory for the call.
     pub fn enter(self: &Arc<Self>, bytes: usize) -> Result<CallPermit, NoRoom> {
         self.count()?;
         self.budget.take(self.bytes.load(Ordering::Acquire), bytes)?;

@@ -141,7 +141,7 @@ impl Working {
         self.spares.keys().copied()
     }
 
-    /// Notifies the spares that have taken part in the rendezvous.
+    /// Notifies the spares that have taken part in the rendezvous that they are spares of this world.
     pub fn welcome_spares(&mut self, context: &mut Context<'_>) {
         for conn in self.spares.keys() {
             let note = Note::Spare(self.generation);

@@ -7,7 +7,8 @@ use distribute_ps_tables::Request;
 use distribute_tensor::{HostTensor, IndexedSlices, Write};
 
 impl Sharded {
-    /// Writes a value to the complete variable with the operation `how`. It must have the variable's shape and dtype.
+    /// Writes a value to the complete variable with the operation `how`. The value must have the variable's shape and
+    /// dtype.
     ///
     /// # Errors
     /// - [`Error::Server`]: a server did not answer, or rejected the write. Other servers may have executed it.
@@ -21,8 +22,8 @@ impl Sharded {
         self.channels.ask(how.name(), requests).map(drop)
     }
 
-    /// Writes rows with the operation `how`. They must have the shape and dtype of the variable's rows. The rows of
-    /// each shard are written one after another.
+    /// Writes rows with the operation `how`. The values must have the shape and dtype of the variable's rows. The rows
+    /// of each shard are written one after another.
     ///
     /// # Errors
     /// - [`Error::NotSupported`]: the shards do not have the numbers of rows that follow from the partition.

@@ -149,8 +149,8 @@ impl World {
     }
 
     /// Tries to register a coordinator on a server, and schedules the next try. Does nothing if the server has already
-    /// responded, or if the coordinator has been killed. A server on which it is registered accepts only changes by
-    /// this coordinator's closures. The coordinator connects to workers after all servers have responded.
+    /// responded, or if the coordinator has been killed. A server on which the coordinator is registered accepts only
+    /// changes by its closures. The coordinator connects to workers after all servers have responded.
     pub fn begin_job(&mut self, chief: usize, server: usize) {
         let state = &self.chiefs[chief];
         if state.is_gone || !state.beginning.contains(&server) {

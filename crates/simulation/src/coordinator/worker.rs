@@ -364,7 +364,7 @@ impl World {
         }
     }
 
-    /// Handles the arrival of a change at its server. A server that does not respond at the moment ignores it.
+    /// Handles the arrival of a change at its server. A server that does not respond at the moment ignores the change.
     pub fn pushed(&mut self, push: Push) {
         let now = self.agenda.now();
         if self.down[push.server] > now {
