@@ -217,8 +217,9 @@ impl ServeBuilder {
     }
 
     /// Sets the settings in which this worker's strategy differs from the coordinator's, for example its devices. The
-    /// coordinator determines the partitioner, the placement, the staleness, and all timeouts that are not set here.
-    /// The cluster and the credentials always are those of this task.
+    /// coordinator determines the placement, the staleness, the cache of rows, the type in which rows are sent, all
+    /// timeouts that are not set here and, if it can be sent, the partitioner. The cluster and the credentials always
+    /// are those of this task.
     pub fn strategy(self, settings: ParameterServerStrategyBuilder) -> Self {
         Self { strategy: Some(settings), ..self }
     }

@@ -8,8 +8,8 @@ use distribute_tensor::Wire;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// The settings that all tasks of a job share, in serializable form. They ensure that all tasks partition and
-/// place variables in the same way and use the same timeouts.
+/// The settings that all tasks of a job share, in serializable form. They ensure that all tasks partition and place
+/// variables in the same way and, by default, use the same timeouts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharedSettings {
     partitioning: Partitioning,

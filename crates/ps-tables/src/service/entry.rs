@@ -126,7 +126,8 @@ impl Entry {
         }
     }
 
-    /// Returns the rows of the table in ascending order: all of them, or those among `rows`.
+    /// Returns the rows of the table in ascending order: all of them, or those among `rows`. For a dense table, does
+    /// not check that `rows` exist.
     pub fn existing_rows(&self, rows: Option<Vec<i64>>) -> Vec<i64> {
         let mut rows = match (&self.table, rows) {
             (AnyTable::Dense(table), None) => (0..table.rows() as i64).collect(),

@@ -21,7 +21,7 @@ pub(super) struct Bound {
 
 impl Table {
     /// Sets the rule that applies gradients. Does nothing if the table already has the same rule. Slots are created
-    /// when the first gradient is pushed.
+    /// when the first gradient is pushed, or when slots are restored.
     ///
     /// # Errors
     /// - [`Error::RuleSet`]: the table has a different rule.

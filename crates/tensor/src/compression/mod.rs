@@ -67,7 +67,8 @@ pub enum Compression {
     /// The largest 64 of each 4,096 numbers, each as its position, its sign and one of two magnitudes.
     TopK,
     /// Two factors of each matrix (PowerSGD). A variable with more than two axes is a matrix with the rows of its first
-    /// axis. Other variables are sent uncompressed, and so are matrices that have fewer numbers than their factors.
+    /// axis. Other variables are sent uncompressed, and so are matrices that do not have more numbers than their
+    /// factors.
     LowRank {
         /// The number of columns of a factor, at least 1. 1 to 4 are usual.
         rank: usize,

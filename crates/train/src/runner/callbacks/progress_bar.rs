@@ -39,7 +39,7 @@ impl ProgressBar {
         is_chief.then(|| Self { line: StatusLine::on_terminal(), shown: Mutex::new(timing) })
     }
 
-    /// Removes the status line before user code runs, because it may print.
+    /// Removes the status line before user code runs, because that code may print.
     pub fn hide(&self) {
         if let Some(line) = &self.line {
             line.hide();
