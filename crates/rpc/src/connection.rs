@@ -157,7 +157,7 @@ impl Receiver for Inbox {
     }
 }
 
-/// Returns whether a connection that was closed for this reason has a caller that did not follow the protocol.
+/// Returns whether `reason`, for which a connection was closed, means that its caller did not follow the protocol.
 fn is_violation(reason: &str) -> bool {
     reason == NO_CALL || reason.starts_with(TOO_MANY) || reason.starts_with(UNDECODABLE)
 }

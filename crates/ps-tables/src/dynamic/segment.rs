@@ -178,7 +178,8 @@ impl<T: Number> Segment<T> {
     }
 
     /// Applies gradients to the rows of `ids`. `positions` contains the index of each id's row in the gradient of
-    /// `update`. Creates and evicts rows according to the limits, and counts the ids that do not get a row yet.
+    /// `update`. Creates and evicts rows according to the limits, and counts the ids that do not get a row yet. If the
+    /// rule fails, no values have changed, but rows have been created and evicted.
     pub(super) fn push(
         &mut self,
         ids: &[i64],

@@ -115,7 +115,8 @@ fn cluster(
     all
 }
 
-/// Returns the container of a task. `name` is the name of the container, and `port` the name of its port.
+/// Returns the container of a task. `name` is the name of the container, and `port` the name of the port on which the
+/// task listens.
 fn container(
     job: &Job<'_>,
     kind: &Kind,
