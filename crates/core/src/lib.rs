@@ -56,7 +56,7 @@ pub use variables::{Shard, Variable, VariableBuilder, Variables, lookup};
 /// Items for the other crates of `distribute`. They are not part of the public interface and may change at any time.
 #[doc(hidden)]
 pub mod internal {
-    pub use crate::checkpoint::{read_as, read_elements, require_names, verify_as};
+    pub use crate::checkpoint::{ShardedState, read_as, read_elements, require_names, verify_as};
     pub use crate::context::{
         Mode, current_kind, current_strategy, default_context, enter, mixed, require_outside_of_run,
         to_candle_error, unwrap_candle_error,

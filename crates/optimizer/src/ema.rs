@@ -199,7 +199,8 @@ impl Inner {
             self.backend.require_rule(OPERATION, rule)
         })?;
         let layout = slots::layout(OPERATION, groups.rule())?;
-        *self.progress.slots_mut() = self.backend.new_slots(&self.parameters, &layout)?;
+        let copies = self.backend.new_copies(&self.parameters, &layout)?;
+        self.progress.reset(self.backend.new_slots(&self.parameters, &layout)?, copies);
         self.groups = groups;
         self.ema = Some(momentum);
         self.require_comparison();

@@ -11,7 +11,7 @@
 //! | detect NaN and variables without a gradient | [`Optimizer::on_not_finite`], [`Optimizer::on_missing_gradients`] |
 //! | average the weights | [`Optimizer::with_ema`], [`Optimizer::use_ema`] |
 //! | read slots | [`Optimizer::slot`] |
-//! | shard slots over workers | [`Optimizer::shard_state`] |
+//! | shard slots over workers | [`Optimizer::shard_state`], [`Optimizer::shard_state_replicated`] |
 //! | write an update rule, or update your own table | [`rules`] |
 //!
 //! # Modules

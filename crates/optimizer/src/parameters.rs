@@ -1,7 +1,7 @@
 //! The variables of an optimizer, including frozen ones, with their copies on devices and their buckets.
 
 use crate::feedback::Feedback;
-use crate::partition::Partition;
+use crate::partition::{Partition, Sharding};
 use crate::progress::Change;
 use crate::row_owners::RowOwners;
 use candle_core::{DType, Var};
@@ -10,7 +10,7 @@ use distribute_base::{Error, Result};
 use distribute_cluster::World;
 use distribute_core::strategy::{Compression, Wire};
 use distribute_core::{Strategy, Variable};
-use distribute_optim::{StochasticRounding, Unit};
+use distribute_optim::StochasticRounding;
 use distribute_tensor::compression::Codec;
 use std::sync::Arc;
 
@@ -60,15 +60,15 @@ impl Parameters {
         })
     }
 
-    /// Creates the parameters of an optimizer. `shard` is the unit of the rules if workers shard the state; `None` if
-    /// they do not. Each worker then updates its range of every variable or, if the unit is larger than an element,
-    /// some of the variables.
+    /// Creates the parameters of an optimizer. `sharding` is `None` if workers do not shard the state. If they do, each
+    /// worker updates its range of every variable or, if the unit of the rules is larger than an element, some of the
+    /// variables.
     pub(crate) fn new(
         strategy: Strategy,
         variables: Vec<(String, Var)>,
         frozen: Vec<(String, Var)>,
         untrainable: Vec<(String, Var)>,
-        shard: Option<Unit>,
+        sharding: Option<Sharding>,
     ) -> Result<Self> {
         let copies = |(_, variable): &(String, Var)| {
             strategy.has_device_copies().then(|| strategy.container(variable.id())?.device_copies().cloned())
@@ -76,8 +76,8 @@ impl Parameters {
         let device_copies: Vec<_> = variables.iter().filter_map(copies).collect();
         let world = strategy.world();
         let names = || variables.iter().map(|(name, variable)| (name.as_str(), variable));
-        let partition = shard.filter(|_| world.is_multi_worker());
-        let partition = partition.map(|unit| Arc::new(Partition::new(world, unit, names())));
+        let partition = sharding.filter(|_| world.is_multi_worker());
+        let partition = partition.map(|sharding| Arc::new(Partition::new(world, sharding, names())));
         let on_devices = device_copies.iter().enumerate();
         let on_devices = on_devices.flat_map(|(number, copies)| {
             copies.iter().flat_map(move |copies| copies.existing_copies().map(move |copy| (number, copy)))

@@ -3,23 +3,35 @@
 use crate::slots::SlotShare;
 use candle_core::Var;
 use distribute_cluster::{World, fnv1a};
+use distribute_collective::recovery::shards::{copied_shard, copying_worker};
 use distribute_optim::Unit;
 use distribute_tensor::partition;
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The number of elements that are reduced and updated at once. With their slots, these elements fit into the
 /// first-level cache. The ranges of replicas and workers end at multiples of this number, so sums over blocks do not
 /// depend on the number of ranges.
 pub(crate) const BLOCK: usize = 2048;
 
+/// The way in which workers shard the state of an optimizer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Sharding {
+    /// The part of a variable that the rules need at once. If it is larger than an element, each variable has a single
+    /// assignee.
+    pub(crate) unit: Unit,
+    /// Whether each worker has a copy of the slots of the worker before it.
+    pub(crate) is_replicated: bool,
+}
+
 /// A partition: the range of each variable that each worker updates and for which the worker keeps slots. It is the
 /// same on all workers.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Partition {
-    world: World,
-    /// The part of a variable that the rules need at once. If this is larger than an element, each variable has a
-    /// single assignee.
-    unit: Unit,
+    workers: usize,
+    /// The rank of this worker. It changes if a spare replaces another worker.
+    worker: AtomicUsize,
+    sharding: Sharding,
     by_variable: Vec<VariablePartition>,
 }
 
@@ -28,27 +40,45 @@ impl Partition {
     /// another variable is frozen.
     pub(crate) fn new<'v>(
         world: World,
-        unit: Unit,
+        sharding: Sharding,
         variables: impl Iterator<Item = (&'v str, &'v Var)>,
     ) -> Self {
         let partition = |(name, variable): (&str, &Var)| {
-            VariablePartition::new(name, variable.elem_count(), world.workers(), unit != Unit::Element)
+            let is_whole = sharding.unit != Unit::Element;
+            VariablePartition::new(name, variable.elem_count(), world.workers(), is_whole)
         };
-        Self { world, unit, by_variable: variables.map(partition).collect() }
+        let worker = AtomicUsize::new(world.worker());
+        Self { workers: world.workers(), worker, sharding, by_variable: variables.map(partition).collect() }
     }
 
-    /// Returns the part of a variable that the rules of the partition need at once.
-    pub(crate) fn unit(&self) -> Unit {
-        self.unit
+    /// Returns the settings of the partition.
+    pub(crate) fn sharding(&self) -> Sharding {
+        self.sharding
     }
 
-    pub(crate) fn world(&self) -> World {
-        self.world
+    /// Returns the worker whose slots this worker copies; `None` if there are no copies.
+    pub(crate) fn copied_worker(&self) -> Option<usize> {
+        copied_shard(self.worker(), self.workers).filter(|_| self.sharding.is_replicated)
+    }
+
+    /// Returns the worker that has the copies of this worker's slots; `None` if there are no copies.
+    pub(crate) fn copying_worker(&self) -> Option<usize> {
+        copying_worker(self.worker(), self.workers).filter(|_| self.sharding.is_replicated)
+    }
+
+    /// Returns the rank of this worker.
+    pub(crate) fn worker(&self) -> usize {
+        self.worker.load(Ordering::Relaxed)
+    }
+
+    /// Sets the rank of this worker, after it has received the slots of that rank.
+    pub(crate) fn set_worker(&self, worker: usize) {
+        self.worker.store(worker, Ordering::Relaxed);
     }
 
     /// Returns the range of a variable's elements that is assigned to this worker.
     pub(crate) fn own_range(&self, variable: usize) -> Range<usize> {
-        self.range(variable, self.world.worker())
+        self.range(variable, self.worker())
     }
 
     /// Returns the range of a variable's elements that is assigned to the given worker.
@@ -68,7 +98,7 @@ impl Partition {
 
     /// Returns the elements of a variable for which this worker keeps slots.
     pub(crate) fn own_share(&self, variable: usize) -> SlotShare {
-        self.share(variable, self.world.worker())
+        self.share(variable, self.worker())
     }
 
     /// Returns the workers in the order of their ranges of a variable.
@@ -80,7 +110,7 @@ impl Partition {
     /// Returns, for each worker, its range of each variable.
     pub(crate) fn by_worker(&self) -> Vec<Vec<Range<usize>>> {
         let of = |worker| (0..self.by_variable.len()).map(|variable| self.range(variable, worker)).collect();
-        (0..self.world.workers()).map(of).collect()
+        (0..self.workers).map(of).collect()
     }
 }
 
@@ -124,7 +154,7 @@ mod tests {
             sizes.iter().enumerate().map(|(at, size)| (at.to_string(), variable(size))).collect();
         Partition::new(
             world,
-            Unit::Element,
+            Sharding { unit: Unit::Element, is_replicated: false },
             variables.iter().map(|(name, variable)| (name.as_str(), variable)),
         )
     }
@@ -172,8 +202,11 @@ mod tests {
         let all = [("a", variable(0)), ("b", variable(5 * BLOCK)), ("c", variable(7))];
         for worker in 0..3 {
             let world = World::new(3, worker, 1).unwrap();
-            let partition =
-                Partition::new(world, Unit::Row, all.iter().map(|(name, variable)| (*name, variable)));
+            let partition = Partition::new(
+                world,
+                Sharding { unit: Unit::Row, is_replicated: false },
+                all.iter().map(|(name, variable)| (*name, variable)),
+            );
             for (number, (_, variable)) in all.iter().enumerate() {
                 let ranges: Vec<_> =
                     partition.in_order(number).map(|of| partition.range(number, of)).collect();

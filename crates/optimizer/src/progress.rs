@@ -1,7 +1,10 @@
 //! The state that each training step changes, and the exclusive right to change it.
 
 use crate::slots::Slots;
+use distribute_base::internal::lock;
 use distribute_base::{Error, Result};
+use distribute_collective::recovery::shards::Version;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,
@@ -21,12 +24,79 @@ pub(crate) struct Progress {
     /// A lock that is held while the slots are changed. The thread that holds it may wait for readers, but never for
     /// another writer.
     writer: Mutex<()>,
+    /// The copies of another worker's slots, and the versions of all slots, if the state is sharded and replicated.
+    copies: Mutex<ShardCopies>,
+}
+
+/// The copies that a worker has of another worker's slots, and the versions of its shard and of the copies.
+#[derive(Debug, Default)]
+pub(crate) struct ShardCopies {
+    /// The copied slots of each variable. Empty if the state is not replicated.
+    pub(crate) slots: Vec<Slots>,
+    /// The version of the weights.
+    pub(crate) version: Version,
+    /// Whether this worker's own shard has the version of the weights.
+    pub(crate) has_own: bool,
+    /// Whether the copies have the version of the weights.
+    pub(crate) has_copy: bool,
+    /// Shards that other workers have sent, in the version of the weights, until this worker replaces its own.
+    pub(crate) received: BTreeMap<usize, Vec<Slots>>,
+    /// The slots of the next version; `None` if no step was interrupted that another worker may have made.
+    pub(crate) next: Option<NextSlots>,
+}
+
+/// The slots after a step that this worker has not made, but another one may have.
+#[derive(Debug)]
+pub(crate) struct NextSlots {
+    pub(crate) version: Version,
+    pub(crate) own: Vec<Slots>,
+    pub(crate) copy: Vec<Slots>,
+}
+
+impl ShardCopies {
+    /// Records that the shard and the copies have this version.
+    pub(crate) fn complete(&mut self, version: Version) {
+        (self.version, self.has_own, self.has_copy, self.next) = (version, true, true, None);
+        self.received.clear();
+    }
+
+    /// Continues from this version of the weights, which another worker has sent. `own` are the slots of this worker.
+    /// `is_usable` is false if a step has failed while it changed slots. Shards that do not have this version, or
+    /// perhaps not, are removed from the inventory.
+    // INV-109
+    pub(crate) fn adopt(&mut self, version: Version, own: &mut Vec<Slots>, is_usable: bool) {
+        let next = self.next.take().filter(|next| next.version == version && is_usable);
+        if self.version == version && is_usable {
+            return;
+        }
+        self.received.clear();
+        match next {
+            Some(next) => {
+                (*own, self.slots) = (next.own, next.copy);
+                self.complete(version);
+            }
+            None => (self.version, self.has_own, self.has_copy) = (version, false, false),
+        }
+    }
 }
 
 impl Progress {
     pub(crate) fn new(slots: Vec<Slots>) -> Self {
-        let (finished, incomplete) = Default::default();
-        Self { finished, incomplete, slots: Arc::new(RwLock::new(slots)), writer: Mutex::new(()) }
+        let (finished, incomplete, copies) = Default::default();
+        Self { finished, incomplete, slots: Arc::new(RwLock::new(slots)), writer: Mutex::new(()), copies }
+    }
+
+    /// Replaces all slots before the first step. `copies` are those of another worker's slots.
+    pub(crate) fn reset(&mut self, slots: Vec<Slots>, copies: Vec<Slots>) {
+        *self.slots_mut() = slots;
+        let mut shards = self.copies();
+        shards.slots = copies;
+        shards.complete(Version::default());
+    }
+
+    /// Returns the copies of another worker's slots.
+    pub(crate) fn copies(&self) -> MutexGuard<'_, ShardCopies> {
+        lock(&self.copies)
     }
 
     pub(crate) fn finished(&self) -> u64 {
@@ -69,12 +139,16 @@ impl Progress {
 
     /// Keeps only the slots of the variables for which `predicate` returns `true`.
     pub(crate) fn retain(&mut self, predicate: impl Fn(usize) -> bool) {
-        let mut index = 0..;
-        self.slots_mut().retain(|_| index.next().is_some_and(&predicate));
+        let retain = |slots: &mut Vec<Slots>| {
+            let mut index = 0..;
+            slots.retain(|_| index.next().is_some_and(&predicate));
+        };
+        retain(&mut self.slots_mut());
+        retain(&mut self.copies().slots);
     }
 
     /// Returns the slots, to add or remove some before other threads have access.
-    pub(crate) fn slots_mut(&mut self) -> RwLockWriteGuard<'_, Vec<Slots>> {
+    fn slots_mut(&mut self) -> RwLockWriteGuard<'_, Vec<Slots>> {
         self.slots.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -90,6 +164,11 @@ impl<'a> Change<'a> {
     pub(crate) fn slots(&self) -> RwLockWriteGuard<'a, Vec<Slots>> {
         // Readers only copy, so this wait is short: at most until a save in the background has copied all slots.
         self.progress.slots.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the copies of another worker's slots.
+    pub(crate) fn copies(&self) -> MutexGuard<'a, ShardCopies> {
+        self.progress.copies()
     }
 
     /// Marks the state as incomplete, until the step is committed or the number of finished steps is restored. Call

@@ -2,6 +2,7 @@
 
 use crate::checks::{missing::MissingGradients, not_finite::NotFinite};
 use crate::parameters::Parameters;
+use crate::partition::Sharding;
 use crate::rate::Rate;
 use crate::slots::{self, Slots};
 use crate::update::{self, When, sharded};
@@ -207,7 +208,8 @@ impl<R: Rule> Optimizer<R> {
     ///
     /// Checkpoints have the same format as without sharding, because the chief gathers the slots, one after another. A
     /// checkpoint can be restored with any number of workers, sharded or not. If a worker fails, its slots are lost
-    /// because no other worker has a copy. Training must then be restored from the last checkpoint.
+    /// because no other worker has a copy, unless there are [copies](Self::shard_state_replicated). Training must then
+    /// be restored from the last checkpoint.
     ///
     /// The setting must be the same on all workers, and be made before the first step. Clipping by norms requires one
     /// more message. Transforms and rules that need complete gradients or variables on each worker are not supported.
@@ -237,18 +239,57 @@ impl<R: Rule> Optimizer<R> {
     #[doc(alias = "ZeroRedundancyOptimizer")]
     #[doc(alias = "ZeRO")]
     pub fn shard_state(mut self) -> Result<Self> {
-        self.inner.shard_state()?;
+        self.inner.shard_state(false)?;
+        Ok(self)
+    }
+
+    /// Shards the optimizer's state like [`shard_state`](Self::shard_state), and keeps a copy of each worker's shard at
+    /// the next worker, so that a [`Training`] loses no step with a worker. After a loss, the other workers and the
+    /// replacement of the lost one receive the shards that they lack from the workers with the copies.
+    ///
+    /// With N workers, each keeps two Nths of the slots. In each step, a worker sends its range of the reduced
+    /// gradients to the next worker, which computes the same slots from it. This is one message more, with one Nth of
+    /// the bytes of the gradients. Each worker computes three Nths of the update. With one worker nothing changes.
+    ///
+    /// If two workers are lost at the same time, and one is next to the other (the last one is next to the first), a
+    /// shard is lost with its copy. `Training` then returns an error of the kind
+    /// [`RestoreNeeded`](distribute_base::ErrorKind::RestoreNeeded) on all workers, and logs which shards are lost.
+    /// Restart all from the last checkpoint.
+    ///
+    /// The weights, and the checkpoints, are bit-identical to those without sharding.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// use candle_nn::linear;
+    /// let bytes = MultiWorkerMirroredStrategy::on_threads(4, 1, |strategy| {
+    ///     let model = strategy.replicate(|vb| linear(1024, 16, vb.pp("fc")))?;
+    ///     Adam::new(&model.variables, 1e-3)?.shard_state_replicated()?.state_bytes()
+    /// })?;
+    /// // Each slot is on two workers.
+    /// assert_eq!(bytes.iter().sum::<usize>(), 2 * (2 * 4 * (1024 + 1) * 16));
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns the errors of [`shard_state`](Self::shard_state).
+    ///
+    /// [`Training`]: https://docs.rs/distribute/latest/distribute/struct.Training.html
+    #[doc(alias = "replicate_state")]
+    #[doc(alias = "redundancy")]
+    pub fn shard_state_replicated(mut self) -> Result<Self> {
+        self.inner.shard_state(true)?;
         Ok(self)
     }
 
     /// Returns the size in bytes of the slots that this process keeps. On devices with separate memory, this includes
     /// the slots of each replica. If the [state is sharded](Self::shard_state), it only includes the ranges that this
-    /// worker updates.
+    /// worker updates, and those of which it has [copies](Self::shard_state_replicated).
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`]: a step is in progress.
     pub fn state_bytes(&self) -> Result<usize> {
-        Ok(self.inner.progress.read("state_bytes")?.iter().map(Slots::bytes).sum())
+        let own: usize = self.inner.progress.read("state_bytes")?.iter().map(Slots::bytes).sum();
+        Ok(own + self.inner.progress.copies().slots.iter().map(Slots::bytes).sum::<usize>())
     }
 }
 
@@ -279,8 +320,9 @@ impl Inner {
             variables.iter().cloned().enumerate().partition(|(index, _)| stays(*index));
         let of = |all: Vec<(usize, (String, Var))>| all.into_iter().map(|(_, variable)| variable);
         let frozen = frozen.iter().cloned().chain(chosen_untrainable).chain(of(go)).collect();
-        let share = partition.as_ref().map(|partition| partition.unit());
-        let parameters = Parameters::new(strategy.clone(), of(stay).collect(), frozen, untrainable, share)?;
+        let sharding = partition.as_ref().map(|partition| partition.sharding());
+        let parameters =
+            Parameters::new(strategy.clone(), of(stay).collect(), frozen, untrainable, sharding)?;
         self.backend = update::backend(&parameters)?;
         self.progress.retain(stays);
         self.groups.retain(stays);
@@ -337,7 +379,7 @@ impl Inner {
         Ok(())
     }
 
-    fn shard_state(&mut self) -> Result<()> {
+    fn shard_state(&mut self, is_replicated: bool) -> Result<()> {
         const OPERATION: &str = "shard_state";
         if self.finished_steps() > 0 {
             let reason = "this optimizer has already made steps; set this when the optimizer is created, and restore \
@@ -350,10 +392,19 @@ impl Inner {
             "leave it out: each worker has its own slots",
         )?;
         let Parameters { strategy, variables, frozen, untrainable, .. } = &*self.parameters;
-        if strategy.extended().elastic().is_some() {
-            let reason = "workers may leave, each with its shard of the state: do not shard the state, or require all \
-                          workers (min_workers)";
-            return Err(Error::invalid(OPERATION, reason));
+        if let Some(range) = strategy.extended().elastic() {
+            let reason = if range.start() != range.end() {
+                "workers may leave, each with its shard of the state: do not shard the state, or require all workers \
+                 (min_workers)"
+            } else if !is_replicated {
+                "spares may replace workers, each of which has a shard of the state: keep copies \
+                 (shard_state_replicated), or leave out the spares"
+            } else {
+                ""
+            };
+            if !reason.is_empty() {
+                return Err(Error::invalid(OPERATION, reason));
+            }
         }
         if strategy.session().is_some_and(|session| session.lock_step().is_some()) {
             return Err(Error::NotSupported {
@@ -369,10 +420,12 @@ impl Inner {
             .iter()
             .try_for_each(|transform| sharded::require_transform(OPERATION, transform))?;
         let (unit, frozen) = (self.groups.rule().unit(), frozen.clone());
+        let sharding = Some(Sharding { unit, is_replicated });
         let parameters =
-            Parameters::new(strategy.clone(), variables.clone(), frozen, untrainable.clone(), Some(unit))?;
-        let backend = update::backend(&parameters)?;
-        *self.progress.slots_mut() = backend.new_slots(&parameters, &self.groups.rule().slots())?;
+            Parameters::new(strategy.clone(), variables.clone(), frozen, untrainable.clone(), sharding)?;
+        let (backend, layout) = (update::backend(&parameters)?, self.groups.rule().slots());
+        self.progress
+            .reset(backend.new_slots(&parameters, &layout)?, backend.new_copies(&parameters, &layout)?);
         self.backend = backend;
         self.parameters = Arc::new(parameters);
         self.require_comparison();

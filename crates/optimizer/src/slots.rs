@@ -147,6 +147,24 @@ impl Slots {
         }
     }
 
+    /// Returns the elements of all slots as bytes, one slot after the other. There are none if they are on devices.
+    pub(crate) fn all_elements(&self) -> Vec<&[u8]> {
+        match self {
+            Slots::F32(slots) => slots.iter().map(|slot| bytemuck::cast_slice(slot)).collect(),
+            Slots::F64(slots) => slots.iter().map(|slot| bytemuck::cast_slice(slot)).collect(),
+            Slots::OnDevices(_) => Vec::new(),
+        }
+    }
+
+    /// Returns the elements of all slots as bytes, for writing.
+    pub(crate) fn all_elements_mut(&mut self) -> Vec<&mut [u8]> {
+        match self {
+            Slots::F32(slots) => slots.iter_mut().map(|slot| bytemuck::cast_slice_mut(slot)).collect(),
+            Slots::F64(slots) => slots.iter_mut().map(|slot| bytemuck::cast_slice_mut(slot)).collect(),
+            Slots::OnDevices(_) => Vec::new(),
+        }
+    }
+
     /// Returns the type of the elements of slots on the host.
     pub(crate) fn dtype(&self) -> distribute_tensor::DType {
         match self {

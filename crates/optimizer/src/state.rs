@@ -1,9 +1,11 @@
 //! The optimizer as a component of a checkpoint.
 
+use crate::progress::Change;
 use crate::{Optimizer, rate};
 use distribute_base::{Error, Result};
 use distribute_checkpoint::{Reader, Writer};
-use distribute_core::internal::require_names;
+use distribute_collective::recovery::shards::Version;
+use distribute_core::internal::{ShardedState, require_names};
 use distribute_core::{Checkpointed, Restore, Strategy};
 use distribute_optim::Rule;
 use serde_json::json;
@@ -26,25 +28,36 @@ use serde_json::json;
 impl<R: Rule> Checkpointed for Optimizer<R> {
     fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
         let optimizer = &self.inner;
-        optimizer.backend.save(optimizer, prefix, writer)?;
+        // The state that one worker sends to another has no slots. Those follow from the workers with the copies.
+        let sent = optimizer.sent_version();
+        if sent.is_none() {
+            optimizer.backend.save(optimizer, prefix, writer)?;
+        }
         optimizer.parameters.feedback.save(optimizer, prefix, writer)?;
         optimizer.local.as_ref().map_or(Ok(()), |local| local.save(optimizer, prefix, writer))?;
         let rule = optimizer.groups.rule();
-        let state = json!({
+        let mut state = json!({
             "rule": rule.name(),
             "hyperparameters": format!("{rule:?}"),
             "finished_steps": optimizer.finished_steps(),
             "learning_rate": optimizer.rate.constant(),
             "loss_scale": optimizer.loss_scaling.state(),
         });
+        if let Some(version) = sent {
+            state[GENERATION] = version.generation.into();
+        }
         writer.metadata(metadata_key(prefix), state);
         Ok(())
     }
 
-    /// Returns an error if the workers shard the state or store tables together: a shard of the state is then lost with
-    /// a failed worker, or tables may already be those of a later step.
+    /// Returns an error if the workers shard the state without copies, or store tables together: a shard of the state
+    /// is then lost with a failed worker, or tables may already be those of a later step.
     fn rewind(&self) -> Result<()> {
-        self.inner.backend.rewind()
+        self.inner.backend.rewind(&self.inner)
+    }
+
+    fn sharded_state(&self) -> Option<&dyn ShardedState> {
+        self.inner.backend.replicated().map(|_| &self.inner as &dyn ShardedState)
     }
 
     fn strategy(&self) -> Option<&Strategy> {
@@ -85,10 +98,21 @@ impl<R: Rule> Checkpointed for Optimizer<R> {
         let slots: Vec<_> = self.slot_names().collect();
         let names =
             |variable: &str| slots.iter().map(|slot| format!("{from_worker}/{slot}/{variable}")).collect();
-        let all: Vec<Vec<String>> = self.variable_names().map(names).collect();
-        require_names(from, &all.concat())?;
         let optimizer = &self.inner;
-        let slots = optimizer.backend.restore(optimizer, prefix, &all, from)?;
+        let sent = saved[GENERATION].as_u64().map(|generation| Version { step: finished, generation });
+        let slots = match sent {
+            Some(version) => optimizer.adopt_shards(version)?,
+            None => {
+                let all: Vec<Vec<String>> = self.variable_names().map(names).collect();
+                require_names(from, &all.concat())?;
+                let slots = optimizer.backend.restore(optimizer, prefix, &all, from)?;
+                Box::new(move |change: &Change<'_>| {
+                    slots(change)?;
+                    change.copies().complete(Version { step: finished, generation: 0 });
+                    Ok(())
+                })
+            }
+        };
         let feedback = optimizer.parameters.feedback.restore(&optimizer.parameters, prefix, from)?;
         Ok(Box::new(move || {
             let change = optimizer.progress.change("Checkpoint::restore")?;
@@ -102,6 +126,9 @@ impl<R: Rule> Checkpointed for Optimizer<R> {
         }))
     }
 }
+
+/// The field of the metadata with the generation of slots that are not part of the state.
+const GENERATION: &str = "generation_of_shards";
 
 fn metadata_key(prefix: &str) -> String {
     format!("{prefix}:optimizer")

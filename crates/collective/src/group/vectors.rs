@@ -44,6 +44,23 @@ impl GroupCall<'_> {
         (self.world().worker() == to).then(|| self.insert_own(all, mine, expected)).transpose()
     }
 
+    /// Sends `mine` to worker `to`, and returns the bytes that worker `from` sends to this one: `expected` bytes. Each
+    /// worker must send to one other worker, and receive from one. Errors use `what` as the name of the data.
+    ///
+    /// # Errors
+    /// Returns the errors of [`all_gather_sized`](Self::all_gather_sized).
+    pub fn shift(
+        &mut self,
+        what: &str,
+        (to, mine): (usize, Bytes),
+        (from, expected): (usize, usize),
+    ) -> Result<Bytes, Failure> {
+        let all = self.subround(what, |worker| if worker == to { mine.clone() } else { Bytes::new() })?;
+        let received = all.into_iter().nth(from).unwrap_or_default();
+        raw::require_length(from, &received, expected)?;
+        Ok(received)
+    }
+
     /// Adds this worker's own bytes to the received ones, and checks that all lengths are those that `expected`
     /// returns.
     fn insert_own(

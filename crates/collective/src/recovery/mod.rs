@@ -7,6 +7,9 @@
 //! | [`updates`] | the progress of a worker, and the point from which it continues |
 //! | [`report`] | the report of each worker, and the choice of the state that others receive |
 //! | [`state_transfer`] | the rounds in which reports and the state are sent |
+//! | [`shards`] | the copies of state that is sharded over the workers, and which worker sends which to whom |
+//! | [`shard_transfer`] | the rounds in which workers receive shards |
+//! | `rounds` | the records of a round |
 //!
 //! The state itself is opaque to this module. The crate `distribute-train` executes these decisions for one process,
 //! and `distribute-simulation` for all workers of a world at once.
@@ -19,10 +22,14 @@
 
 pub mod recovery_limit;
 pub mod report;
+mod rounds;
+pub mod shard_transfer;
+pub mod shards;
 pub mod state_transfer;
 pub mod updates;
 
 pub use recovery_limit::RecoveryLimit;
 pub use report::Report;
+pub use shard_transfer::ShardTransfer;
 pub use state_transfer::StateTransfer;
 pub use updates::{Counters, Updates};

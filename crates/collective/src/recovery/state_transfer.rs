@@ -2,15 +2,12 @@
 //! need it.
 
 use super::report::{Decision, decide};
+use super::rounds::{CHUNK, agree, decode_all, encode, to_wire};
+pub use super::rounds::{Failure, Round};
 use super::{Counters, Report};
 use bytes::{Bytes, BytesMut};
 use distribute_cluster::World;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 use std::fmt::Display;
-
-/// The default size in bytes of the chunk of a state that is sent in one round.
-const CHUNK: usize = 16 << 20;
 
 /// The state machine of one worker in a state transfer. `E` is the type of this worker's errors in providing or
 /// receiving a state.
@@ -67,19 +64,6 @@ pub enum Next<E> {
     End(Result<Option<Agreed>, Failure<E>>),
 }
 
-/// The data to exchange in a round.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Round {
-    /// The name of the data, which is the same on all workers.
-    pub what: String,
-    /// Whether this is the first round, in which workers wait for those that have just started.
-    pub is_first: bool,
-    /// The workers to which the body is sent; the others receive an empty body.
-    pub to: Vec<usize>,
-    /// The data that this worker sends.
-    pub body: Bytes,
-}
-
 /// The outcome of a transfer after which all workers have the same state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Agreed {
@@ -87,20 +71,6 @@ pub struct Agreed {
     pub source: usize,
     /// The counters from which all workers continue.
     pub counters: Counters,
-}
-
-/// The reason why the workers cannot continue.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Failure<E> {
-    /// This worker cannot provide its state or receive one.
-    Own(E),
-    /// Another worker cannot provide its state or receive one. The fields are its rank and its reason.
-    Peer(usize, String),
-    /// The message of another worker cannot be decoded. The fields are its rank and the error.
-    Unreadable(usize, String),
-    /// No worker that has taken part in training has a complete state. The fields are the rank of one of these workers,
-    /// and the reason why its state is incomplete.
-    Torn(usize, String),
 }
 
 impl<E: Display> StateTransfer<E> {
@@ -156,8 +126,8 @@ impl<E: Display> StateTransfer<E> {
     pub fn receive(&mut self, mut bodies: Vec<Bytes>) {
         let over = Stage::Over(None);
         let next = match std::mem::replace(&mut self.stage, over) {
-            Stage::Reports(mine) => self.decode_all(bodies, mine).map(|reports| self.decide(&reports)),
-            Stage::Lengths(given) => self.agree(bodies, given, Bytes::len).map(|(image, lengths)| {
+            Stage::Reports(mine) => decode_all(self.world, bodies, mine).map(|reports| self.decide(&reports)),
+            Stage::Lengths(given) => agree(self.world, bodies, given, Bytes::len).map(|(image, lengths)| {
                 let length = lengths.get(self.plan.source).copied().unwrap_or(0);
                 self.chunks(image, length, 0, BytesMut::new())
             }),
@@ -169,7 +139,7 @@ impl<E: Display> StateTransfer<E> {
                 }
                 Ok(self.chunks(image, length, at + self.chunk, received))
             }
-            Stage::Outcomes(received) => self.agree(bodies, received, |()| ()).map(|_| {
+            Stage::Outcomes(received) => agree(self.world, bodies, received, |()| ()).map(|_| {
                 let Plan { source, counters, .. } = self.plan;
                 Stage::Over(Some(Ok(Some(Agreed { source, counters }))))
             }),
@@ -220,47 +190,6 @@ impl<E: Display> StateTransfer<E> {
             () => Stage::Outcomes(Ok(())),
         }
     }
-
-    /// Returns the results of all workers if all have succeeded, and otherwise the failure of one.
-    fn agree<T, U: Serialize + DeserializeOwned>(
-        &self,
-        bodies: Vec<Bytes>,
-        mine: Result<T, E>,
-        to_wire: impl Fn(&T) -> U,
-    ) -> Result<(T, Vec<U>), Failure<E>> {
-        // This worker's own error keeps its type.
-        let mine = mine.map_err(Failure::Own)?;
-        let all: Vec<Result<U, String>> = self.decode_all(bodies, Ok(to_wire(&mine)))?;
-        let outcome = |(worker, outcome): (usize, Result<U, String>)| {
-            outcome.map_err(|reason| Failure::Peer(worker, reason))
-        };
-        Ok((mine, all.into_iter().enumerate().map(outcome).collect::<Result<_, _>>()?))
-    }
-
-    /// Decodes the records of all workers. The record of this worker is `mine` and is not decoded.
-    ///
-    /// # Errors
-    /// Returns [`Failure::Unreadable`] if the record of another worker cannot be decoded.
-    fn decode_all<T: DeserializeOwned>(&self, bodies: Vec<Bytes>, mine: T) -> Result<Vec<T>, Failure<E>> {
-        let (me, mut mine) = (self.world.worker(), Some(mine));
-        let decode = |(worker, body): (usize, &Bytes)| match mine.take_if(|_| worker == me) {
-            Some(mine) => Ok(mine),
-            None => {
-                postcard::from_bytes(body).map_err(|error| Failure::Unreadable(worker, error.to_string()))
-            }
-        };
-        bodies.iter().enumerate().map(decode).collect()
-    }
-}
-
-/// Converts a result to the form in which it is sent.
-fn to_wire<T, U, E: Display>(result: &Result<T, E>, of: impl Fn(&T) -> U) -> Result<U, String> {
-    result.as_ref().map(of).map_err(ToString::to_string)
-}
-
-/// Encodes a record. A record that cannot be encoded becomes empty, and receivers then report the worker that sent it.
-fn encode(record: &impl Serialize) -> Bytes {
-    postcard::to_allocvec(record).unwrap_or_default().into()
 }
 
 #[cfg(test)]

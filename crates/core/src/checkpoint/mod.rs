@@ -6,6 +6,7 @@
 //! | `background` | saves that no worker waits for |
 //! | `workers` | saving and restoring on several workers: the chief writes, all read, and all get the same result |
 //! | `strategy_steps` | the step counter of a strategy, as a component |
+//! | `shards` | state that is sharded over the workers, with copies |
 
 // - **INV-23** Restoring changes all components or none: each is read and checked before the first is changed. The
 //   same holds over workers: none is saved or restored if one of them cannot read its part; and for a selection of
@@ -14,6 +15,7 @@
 
 mod background;
 mod read;
+mod shards;
 mod state;
 mod strategy_steps;
 mod workers;
@@ -23,6 +25,7 @@ pub use read::read_as;
 pub use read::read_elements;
 pub use read::require_names;
 pub use read::verify_as;
+pub use shards::ShardedState;
 pub(crate) use state::{read_state, write_state};
 pub(crate) use {read::decide, read::read_cast};
 
@@ -94,6 +97,14 @@ pub trait Checkpointed {
     /// Returns the strategy whose workers save and restore this component together. With `None` (the default), these
     /// are the workers of another component's strategy or, if there is none with a group, of the current strategy.
     fn strategy(&self) -> Option<&Strategy> {
+        None
+    }
+
+    /// Returns the state of this component that is sharded over the workers with copies, so that `Training` sends the
+    /// shards of a lost worker from their copies. Such state is in checkpoints, but not in the state that one worker
+    /// sends to another.
+    #[doc(hidden)]
+    fn sharded_state(&self) -> Option<&dyn ShardedState> {
         None
     }
 }

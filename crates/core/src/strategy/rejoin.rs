@@ -97,7 +97,8 @@ impl Strategy {
     }
 
     /// Returns `true` while this process builds alone what the other workers have already built.
-    pub(crate) fn is_catching_up(&self) -> bool {
+    #[doc(hidden)]
+    pub fn is_catching_up(&self) -> bool {
         self.0.workers.is_catching_up()
     }
 

@@ -107,6 +107,7 @@ impl Inner {
             ("mixed precision", format!("{:?}", self.parameters.strategy.mixed_precision())),
             ("compression", self.parameters.compression().to_string()),
             ("shard_state", self.parameters.partition.as_ref().is_some().to_string()),
+            ("shard_state_replicated", self.backend.replicated().is_some().to_string()),
         ];
         all.extend(others.map(|(name, value)| (name.to_owned(), value)));
         all

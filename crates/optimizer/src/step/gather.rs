@@ -54,7 +54,7 @@ impl Inner {
     /// no other workers, the learning rate has no schedule, and the state is complete.
     pub(crate) fn position(&self, operation: &'static str, member: &Member) -> Option<header::Position> {
         let finished = self.finished_steps();
-        let incomplete = self.progress.is_incomplete() || self.backend.is_incomplete();
+        let incomplete = self.progress.is_incomplete() || self.backend.is_incomplete(self);
         if !incomplete && matches!(self.rate, Rate::Constant(_)) && member.session().is_none() {
             return None;
         }

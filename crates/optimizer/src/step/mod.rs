@@ -240,7 +240,11 @@ impl Inner {
 
     /// Returns the detail of the step's fingerprint, which must be the same on all replicas.
     fn detail(&self, weighting: Weighting) -> String {
-        let sharded = if self.parameters.partition.is_some() { ", sharded" } else { "" };
+        let sharded = match &self.parameters.partition {
+            None => "",
+            Some(partition) if partition.copied_worker().is_none() => ", sharded",
+            Some(_) => ", sharded and replicated",
+        };
         let name = self.groups.rule().name();
         match weighting {
             Weighting::Replicas(op) => format!("{name} {}{sharded} {op}", self.number),

@@ -138,6 +138,20 @@ impl<'a, F> UpdateRange<'a, F> {
     pub(crate) fn with_old(self, old: &'a [F]) -> Self {
         Self { old: Some(old), ..self }
     }
+
+    /// Returns the slots.
+    pub(crate) fn slots(&self) -> &[&'a mut [F]] {
+        &self.slots
+    }
+
+    /// Replaces the slots, for example by copies.
+    pub(crate) fn with_slots<'s>(self, slots: Vec<&'s mut [F]>) -> UpdateRange<'s, F>
+    where
+        'a: 's,
+    {
+        let range: UpdateRange<'s, F> = self;
+        UpdateRange { slots, ..range }
+    }
 }
 
 impl<'a, F> Splittable for UpdateRange<'a, F> {

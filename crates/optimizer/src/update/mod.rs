@@ -24,6 +24,7 @@ pub(crate) mod touched;
 use crate::groups::Rules;
 use crate::live::{LiveSlot, LiveSlots};
 use crate::parameters::{Copies, Parameters};
+use crate::partition::Partition;
 use crate::progress::Change;
 use crate::reduce::Weighted;
 use crate::reduce::operands::Operands;
@@ -96,10 +97,13 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
 
     /// Creates the slots that this process keeps for all variables, with their initial values.
     fn new_slots(&self, parameters: &Parameters, layout: &[SlotSpec]) -> Result<Vec<Slots>> {
-        let of = |(number, (name, variable)): (usize, &(String, Var))| {
-            Slots::new(name, variable, layout, &self.slot_share(parameters, number))
-        };
-        parameters.variables.iter().enumerate().map(of).collect()
+        new_slots(parameters, layout, |number| self.slot_share(parameters, number))
+    }
+
+    /// Creates the copies of another worker's slots, with their initial values. There are none unless workers shard and
+    /// replicate the state.
+    fn new_copies(&self, _parameters: &Parameters, _layout: &[SlotSpec]) -> Result<Vec<Slots>> {
+        Ok(Vec::new())
     }
 
     /// Returns a copy of one slot of a variable.
@@ -138,19 +142,23 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
     /// Reads, from a checkpoint, the slots that this process keeps for a variable. `names` are their names in the
     /// checkpoint.
     fn read_slots(&self, optimizer: &Inner, number: usize, names: &[String], from: &Reader) -> Result<Slots> {
-        let (_, variable) = &optimizer.parameters.variables[number];
-        let share = self.slot_share(&optimizer.parameters, number);
-        Slots::from_checkpoint(from, names, variable, &optimizer.groups.rule().slots(), &share)
+        read_slots(optimizer, number, names, from, &self.slot_share(&optimizer.parameters, number))
     }
 
-    /// Returns `true` if a restore of the variables has failed after it may have written some of them.
-    fn is_incomplete(&self) -> bool {
+    /// Returns `true` if a restore of the variables has failed after it may have written some of them, or if this
+    /// worker lacks a shard of the state.
+    fn is_incomplete(&self, _optimizer: &Inner) -> bool {
         false
     }
 
     /// Returns an error if some state after the last step may have been lost.
-    fn rewind(&self) -> Result<()> {
+    fn rewind(&self, _optimizer: &Inner) -> Result<()> {
         Ok(())
+    }
+
+    /// Returns the partition of the slots, if other workers have copies of them.
+    fn replicated(&self) -> Option<&Partition> {
+        None
     }
 
     /// Returns an error if this backend cannot apply a rule.
@@ -162,6 +170,30 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
     fn require_transform(&self, _operation: &'static str, _when: When, _transform: &Transform) -> Result<()> {
         Ok(())
     }
+}
+
+/// Creates the slots of all variables with their initial values, for the elements that `share` returns.
+fn new_slots(
+    parameters: &Parameters,
+    layout: &[SlotSpec],
+    share: impl Fn(usize) -> SlotShare,
+) -> Result<Vec<Slots>> {
+    let of = |(number, (name, variable)): (usize, &(String, Var))| {
+        Slots::new(name, variable, layout, &share(number))
+    };
+    parameters.variables.iter().enumerate().map(of).collect()
+}
+
+/// Reads, from a checkpoint, the slots of a variable for the elements in `share`.
+fn read_slots(
+    optimizer: &Inner,
+    number: usize,
+    names: &[String],
+    from: &Reader,
+    share: &SlotShare,
+) -> Result<Slots> {
+    let (_, variable) = &optimizer.parameters.variables[number];
+    Slots::from_checkpoint(from, names, variable, &optimizer.groups.rule().slots(), share)
 }
 
 /// Returns a copy of one slot of a variable, from the memory of this process.

@@ -13,9 +13,9 @@ impl MultiWorkerMirroredStrategyBuilder {
     /// [`Error::UnusedSpare`](distribute_base::Error::UnusedSpare). Ranks of workers change when a spare replaces one.
     /// The first worker of the cluster cannot be replaced by a spare, because the others connect to its address.
     ///
-    /// The program must use a `Training`. The state of each optimizer is on all workers: it cannot be sharded, and
-    /// tables and local steps are refused. The default can be set with the environment variable `DISTRIBUTE_SPARES`,
-    /// which `distribute launch --spares` sets.
+    /// The program must use a `Training`. The state of an optimizer can only be sharded with copies, and tables and
+    /// local steps are refused. The default can be set with the environment variable `DISTRIBUTE_SPARES`, which
+    /// `distribute launch --spares` sets.
     ///
     /// ```
     /// # use distribute::prelude::*;

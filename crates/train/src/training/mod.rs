@@ -264,7 +264,8 @@ impl<'a> Training<'a> {
     /// - [`Error::UnusedSpare`]: a spare has replaced this process, and the training has ended.
     /// - [`Error::Join`]: a worker does not join within the [patience](TrainingBuilder::patience).
     /// - [`Error::Failed`] of the kind `RestoreNeeded`: no worker has a complete state, because a step makes several
-    ///   updates and only some of them were applied, or because the variables of all remaining workers have drifted.
+    ///   updates and only some of them were applied, or because the variables of all remaining workers have drifted. Or
+    ///   a shard of an optimizer's state was lost together with its copy.
     /// - The error of a component whose state cannot be saved or restored.
     #[track_caller]
     pub fn recover(&self, error: Error) -> Result<()> {
@@ -434,8 +435,8 @@ impl<'a> TrainingBuilder<'a> {
     ///
     /// A worker may have computed gradients with a wrong value before the drift was detected. With
     /// `check_drift_every(1)` and without local steps there is no such step, and the weights are bit-identical to those
-    /// of an undisturbed run. State that is spread over the workers, such as a sharded optimizer's, cannot be received
-    /// from one of them, so the error is returned.
+    /// of an undisturbed run. State that is spread over the workers without copies, such as that of
+    /// `Optimizer::shard_state`, cannot be received from other workers, so the error is returned.
     ///
     /// ```
     /// # use distribute::prelude::*;

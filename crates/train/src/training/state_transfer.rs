@@ -7,9 +7,12 @@ use distribute_base::{Error, ErrorKind, Result};
 use distribute_checkpoint::Reader;
 use distribute_cluster::{Fingerprint, Operation, ReplicaStatus};
 use distribute_collective::group::Session;
+use distribute_collective::recovery::shard_transfer::NextShards;
 use distribute_collective::recovery::state_transfer::{Failure, Next, Round};
-use distribute_collective::recovery::{self, Counters, Report};
+use distribute_collective::recovery::{self, Counters, Report, ShardTransfer};
+use distribute_core::internal::ShardedState;
 use distribute_core::{Checkpoint, Strategy};
+use distribute_log::warn_or_stderr;
 use std::panic::Location;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -41,6 +44,11 @@ impl StateTransfer<'_> {
     /// - A worker fails, cannot send its state or cannot restore it.
     /// - No worker has a complete state.
     pub fn run(&self, mine: Report) -> Result<Option<usize>> {
+        let sharded = self.parts.sharded_states();
+        if self.unsound.load(Ordering::Relaxed) {
+            // Slots that were computed from variables that have drifted.
+            sharded.iter().for_each(|state| state.discard_shards());
+        }
         let mut transfer = recovery::StateTransfer::new(self.strategy.world(), mine);
         loop {
             match transfer.next_action() {
@@ -56,10 +64,47 @@ impl StateTransfer<'_> {
                     if let Some(agreed) = agreed {
                         self.strategy.set_counters(agreed.counters);
                         self.strategy.record_transfer(transfer.all_receive());
+                        self.send_shards(agreed.source, &sharded)?;
                     }
                     return Ok(agreed.map(|agreed| agreed.source));
                 }
                 Next::End(Err(failure)) => return Err(self.strategy.with_process(self.error(failure))),
+            }
+        }
+    }
+
+    /// Sends shards of state to the workers that lack them, after all workers have the weights of `source`.
+    ///
+    /// # Errors
+    /// The error is the same on all workers:
+    /// - A worker fails, cannot send a shard or cannot receive one.
+    /// - No worker has a shard: it was lost together with its copy.
+    fn send_shards(&self, source: usize, all: &[&dyn ShardedState]) -> Result<()> {
+        if all.is_empty() {
+            return Ok(());
+        }
+        let inventories = all.iter().map(|state| state.inventory()).collect();
+        let mut transfer = ShardTransfer::new(self.strategy.world(), source, inventories);
+        loop {
+            match transfer.next_action() {
+                NextShards::Exchange { what, mut bodies } => {
+                    let body = |to: usize| bodies.get_mut(to).map(std::mem::take).unwrap_or_default();
+                    let timeout = self.strategy.extended().timeout();
+                    transfer.receive(self.exchange(what, body, timeout)?);
+                }
+                NextShards::Provide(moves) => {
+                    let read = moves.iter().map(|of| all[of.component].read_shard(of.shard.shard));
+                    transfer.provide(read.collect());
+                }
+                NextShards::Receive(shards) => {
+                    let mut written =
+                        shards.iter().map(|(of, bytes)| all[of.component].add_shard(of.shard.shard, bytes));
+                    transfer.received(written.try_for_each(|written| written));
+                }
+                NextShards::End(end) => {
+                    end.map_err(|failure| self.strategy.with_process(self.error(failure)))?;
+                    return all.iter().try_for_each(|state| state.keep_own_shards());
+                }
             }
         }
     }
@@ -82,10 +127,19 @@ impl StateTransfer<'_> {
         } else {
             (round.what.clone(), self.strategy.extended().timeout())
         };
+        let body = |to: usize| if round.to.contains(&to) { round.body.clone() } else { Bytes::new() };
+        self.exchange(what, body, timeout)
+    }
+
+    fn exchange(
+        &self,
+        what: String,
+        body: impl FnMut(usize) -> Bytes,
+        timeout: Duration,
+    ) -> Result<Vec<Bytes>> {
         let call = Fingerprint::new(Operation::Recover, what, self.at);
         let statuses = self.strategy.world().local_replicas();
         let statuses = statuses.map(|replica| ReplicaStatus::waiting(replica, call.clone())).collect();
-        let body = |to: usize| if round.to.contains(&to) { round.body.clone() } else { Bytes::new() };
         self.session.all_to_all(statuses, body, timeout).map_err(Error::Collective)
     }
 
@@ -107,6 +161,16 @@ impl StateTransfer<'_> {
                     self.strategy.describe_worker(worker)
                 ),
             ),
+            Failure::LostShards(shards) => {
+                let workers: Vec<_> = shards.iter().map(|shard| shard.to_string()).collect();
+                let reason = format!(
+                    "the shards of the optimizer's state of these workers are lost, together with their copies at the next \
+                     workers: {}; restart all workers from the last checkpoint",
+                    workers.join(", ")
+                );
+                warn_or_stderr(|| tracing::warn!("the training cannot resume: {reason}"));
+                Error::failed(ErrorKind::RestoreNeeded, OPERATION, reason)
+            }
         }
     }
 }

@@ -26,6 +26,8 @@ struct Case {
     /// Whether the variable that drifts is a component of the training's state.
     is_component: bool,
     sharded: bool,
+    /// Whether each worker has a copy of another worker's shard.
+    replicated: bool,
     /// Whether a component of the training cannot be saved.
     is_unsaved: bool,
 }
@@ -37,6 +39,7 @@ const CASE: Case = Case {
     heals: |_| true,
     is_component: true,
     sharded: false,
+    replicated: false,
     is_unsaved: false,
 };
 
@@ -67,10 +70,14 @@ fn flip(variable: &Var) -> Result<()> {
 fn train(strategy: &Strategy, case: Case) -> Result<(String, u32)> {
     let other = strategy
         .scope(|| Variable::new("other", Tensor::zeros(8, candle_core::DType::F32, &Device::Cpu)?))?;
-    let model = strategy.replicate(|vb| linear(4, 3, vb.pp("fc")))?;
+    let outputs = if case.replicated { 2000 } else { 3 };
+    let model = strategy.replicate(move |vb| linear(4, outputs, vb.pp("fc")))?;
     let mut optimizer = Adam::new(&model.variables, 0.05)?;
     if case.sharded {
         optimizer = optimizer.shard_state()?;
+    }
+    if case.replicated {
+        optimizer = optimizer.shard_state_replicated()?;
     }
     let points = Tensor::arange(0f32, 96., &Device::Cpu)?.sin()?.reshape((24, 4))?;
     let batches = strategy.distribute_dataset(Dataset::from_slices(points)?.shuffle(24, 3).batch(6))?;
@@ -168,6 +175,21 @@ fn a_variable_outside_of_the_state_is_named_after_the_attempt() {
     let text =
         super::one_message(&errors, &["variable other (float32[8]) on worker 1 is not that of the other 2"]);
     assert!(matches!(errors[0], Error::Drift { .. }), "{text}");
+}
+
+// INV-105, INV-109
+#[test]
+fn a_sharded_state_with_copies_is_healed() {
+    let case = Case { replicated: true, ..CASE };
+    let undisturbed = trained(Case { culprits: &[], ..case }).remove(0).unwrap();
+    for culprits in [&[0][..], &[1], &[2]] {
+        for healed in trained(Case { culprits, ..case }) {
+            assert_eq!(healed.unwrap(), (undisturbed.0.clone(), 2), "{culprits:?}");
+        }
+    }
+    // The shards of neighbours cannot be replaced.
+    let errors = errors(Case { workers: 5, culprits: &[0, 4], ..case });
+    assert!(errors.iter().all(|error| matches!(error, Error::Drift { .. })), "{errors:#?}");
 }
 
 #[test]

@@ -39,6 +39,8 @@ pub(crate) struct Plan {
     pub(crate) words: usize,
     /// Whether workers shard the optimizer's state.
     pub(crate) sharded: bool,
+    /// Whether each worker has a copy of another worker's shard.
+    pub(crate) replicated: bool,
     /// The location of the table; `None` if each worker has a copy.
     pub(super) tables: Option<Tables>,
     /// Whether rows of the table are prefetched.
@@ -64,8 +66,22 @@ impl Plan {
     pub(crate) fn new(rows: usize, batch: usize) -> Self {
         let (dtype, parts, micro) = (DType::F32, Parts::default(), Micro::Whole);
         let (clip, decay, sharded, prefetch) = (false, false, false, false);
-        let (width, words, tables) = (5, 11, None);
-        Self { dtype, rows, batch, parts, clip, decay, micro, width, words, sharded, tables, prefetch }
+        let (width, words, replicated, tables) = (5, 11, false, None);
+        Self {
+            dtype,
+            rows,
+            batch,
+            parts,
+            clip,
+            decay,
+            micro,
+            width,
+            words,
+            sharded,
+            replicated,
+            tables,
+            prefetch,
+        }
     }
 }
 
@@ -142,8 +158,12 @@ pub(crate) fn train<R: Rule + Clone + 'static>(strategy: &Strategy, plan: Plan, 
     let parts = plan.parts;
     let model =
         strategy.replicate_seeded(7, move |vb: VarBuilder| Model::new(vb.to_dtype(plan.dtype), plan))?;
-    let mut optimizer =
-        sharded_if(plan.sharded, Optimizer::with_rule(rule.clone(), &model.variables, 0.05)?)?;
+    let mut optimizer = Optimizer::with_rule(rule.clone(), &model.variables, 0.05)?;
+    optimizer = if plan.replicated {
+        optimizer.shard_state_replicated()?
+    } else {
+        sharded_if(plan.sharded, optimizer)?
+    };
     if plan.decay {
         optimizer = optimizer
             .after_reduce(Transform::weight_decay(0.1))?

@@ -21,6 +21,7 @@ mod other_programs;
 mod program;
 mod relay;
 mod runner;
+mod sharded;
 mod spares;
 mod threads;
 mod worker;

@@ -22,10 +22,10 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
 pub const EPOCHS: u64 = 3;
-const STEPS: u64 = 4;
+pub const STEPS: u64 = 4;
 
 /// The number of steps between checkpoints, if there are any.
-const SAVE_EVERY: u64 = 3;
+pub const SAVE_EVERY: u64 = 3;
 
 /// A point in the training of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -40,6 +40,8 @@ pub enum Place {
     Between,
     /// Inside the closure, while the others wait in the exchange of gradients.
     InStep,
+    /// The update rule, after the exchange of gradients and before that of the new weights.
+    InUpdate,
     /// After the update, while the others wait in the next call of the same step.
     AfterUpdate,
     /// After a step.
@@ -265,9 +267,9 @@ fn save(save_one: impl FnOnce() -> Result<()>, chief: bool, second: bool, at: &A
 }
 
 /// A component that calls the callback when another worker receives its state.
-struct Taken {
-    at: At,
-    from_others: AtomicBool,
+pub struct Taken {
+    pub at: At,
+    pub from_others: AtomicBool,
 }
 
 impl Checkpointed for Taken {

@@ -27,6 +27,9 @@ pub const FULL: &str = "full";
 /// The line that a worker prints after each step.
 pub const STEP: &str = "made a step";
 
+/// The report after an update, while the others may wait in the next call of the same step.
+pub const UPDATED: &str = "updated the weights";
+
 /// Runs `program` in this process, and reports its result.
 pub fn live(part: &str, program: impl FnOnce(&Task, &At) -> Result<String>) {
     eprintln!("started");
@@ -38,6 +41,7 @@ pub fn live(part: &str, program: impl FnOnce(&Task, &At) -> Result<String>) {
     let at: At = Arc::new(move |place| {
         match place {
             Place::Made => eprintln!("{STEP}"),
+            Place::AfterUpdate => eprintln!("{UPDATED}"),
             Place::Ending => eprintln!("through"),
             Place::NotSaved => {
                 disk.free();

@@ -122,11 +122,11 @@ impl Backend for Servers {
     }
 
     // INV-86
-    fn is_incomplete(&self) -> bool {
+    fn is_incomplete(&self, _optimizer: &Inner) -> bool {
         self.in_lock_step && self.on_servers().any(|(_, of)| of.remote.is_incomplete())
     }
 
-    fn rewind(&self) -> Result<()> {
+    fn rewind(&self, _optimizer: &Inner) -> Result<()> {
         if !self.in_lock_step {
             return Ok(());
         }

@@ -80,7 +80,7 @@ impl Sharded {
             inspect_call(optimizer, format_args!("{slot} of {name}"), at)
         };
         let received = strategy.worker_call(operation, call, |mut calling: GroupCall<'_>| {
-            let mut mine = calling.buffers().take(size(partition.world().worker()));
+            let mut mine = calling.buffers().take(size(partition.worker()));
             // Sharded slots are on the host.
             let elements = slots[number].elements(index).unwrap_or_default();
             mine.bytes_mut().iter_mut().zip(elements).for_each(|(place, byte)| *place = *byte);
@@ -109,7 +109,7 @@ fn require_complete(
 ) -> Result<()> {
     let strategy = &optimizer.parameters.strategy;
     let mine = optimizer.progress.read(operation).and_then(|_| {
-        if !optimizer.progress.is_incomplete() {
+        if !optimizer.progress.is_incomplete() && !optimizer.backend.is_incomplete(optimizer) {
             return Ok(());
         }
         let worker = strategy.world().worker();

@@ -6,6 +6,8 @@
 //! | `rows` | the rows of a worker's range |
 //! | `norms` | sums of squares over all workers |
 //! | `gather` | complete slots, assembled from the ranges of all workers |
+//! | `replicated` | the update if each worker has a copy of the slots of the one before it |
+//! | `transfer` | the shards of lost workers, sent from their copies |
 
 // - **INV-40** If workers shard an optimizer's state, each element of a variable has one assignee, and no variable
 //   is written before the new values of all assignees have arrived. If a step ends after slots have changed and
@@ -14,11 +16,14 @@
 
 mod gather;
 mod norms;
+mod replicated;
 mod rows;
+mod transfer;
 
 use crate::Inner;
 use crate::groups::Rules;
-use crate::partition::Partition;
+use crate::parameters::Parameters;
+use crate::partition::{BLOCK, Partition};
 use crate::progress::{Change, Incomplete};
 use crate::reduce::operands::{Operands, VariableOperands};
 use crate::reduce::range::{GradientRange, Summands};
@@ -26,20 +31,21 @@ use crate::reduce::resolve;
 use crate::reduce::split::{Splittable, WorkSplit};
 use crate::slots::Slots;
 use crate::sync::{Threads, abort_on};
-use crate::transform::{ResolvedTransforms, Transform};
+use crate::transform::Transform;
 use crate::update::local::{InPlaceUpdater, LOCKED, UpdateRange, update};
 use crate::update::locked::{Locked, with_locked};
 use crate::update::rounding;
 use crate::update::touched::Touched;
-use crate::update::{Backend, Pass, Update, When};
+use crate::update::{Backend, Pass, Saved, Update, When, new_slots};
 use bytes::Bytes;
 use candle_core::{Storage, Tensor, Var};
 use distribute_base::internal::{EitherFloat, Number, operand};
 use distribute_base::{Error, Result};
-use distribute_checkpoint::Writer;
+use distribute_checkpoint::{Reader, Writer};
 use distribute_collective::group::GroupCall;
 use distribute_core::internal::failure;
-use distribute_optim::{Rule, Unit};
+use distribute_optim::{Rule, SlotSpec, Unit};
+use replicated::ShardGradients;
 use rows::RowShard;
 use std::ops::Range;
 use std::panic::Location;
@@ -76,7 +82,11 @@ impl Backend for Sharded {
             return InPlaceUpdater::new(update, update.transforms)
                 .reduce_and_apply(change, operands, threads);
         };
-        let made = self.update_and_exchange(update, change, operands, &mut calling, threads);
+        let made = if self.replicated().is_some() {
+            self.update_replicated(update, change, operands, &mut calling, threads)
+        } else {
+            self.update_and_exchange(update, change, operands, &mut calling, threads)
+        };
         made.inspect_err(|error| abort_on(Some(calling), error)).map_err(|error| {
             if !change.is_incomplete() {
                 return error;
@@ -99,7 +109,33 @@ impl Backend for Sharded {
         self.save_on_chief(optimizer, prefix, writer)
     }
 
-    fn rewind(&self) -> Result<()> {
+    fn new_copies(&self, parameters: &Parameters, layout: &[SlotSpec]) -> Result<Vec<Slots>> {
+        let Some(copied) = self.partition.copied_worker() else { return Ok(Vec::new()) };
+        new_slots(parameters, layout, |number| self.partition.share(number, copied))
+    }
+
+    fn restore<'a>(
+        &'a self,
+        optimizer: &'a Inner,
+        _prefix: &str,
+        names: &[Vec<String>],
+        from: &Reader,
+    ) -> Result<Saved<'a>> {
+        self.restore_with_copies(optimizer, names, from)
+    }
+
+    fn is_incomplete(&self, optimizer: &Inner) -> bool {
+        optimizer.lacks_shards()
+    }
+
+    fn replicated(&self) -> Option<&Partition> {
+        Some(&*self.partition).filter(|partition| partition.copied_worker().is_some())
+    }
+
+    fn rewind(&self, optimizer: &Inner) -> Result<()> {
+        if self.replicated().is_some() {
+            return self.rewind_replicated(optimizer);
+        }
         let reason = "the workers shard the state of the optimizer (shard_state), and the shard of a failed worker is lost";
         Err(Error::invalid("Training::recover", reason))
     }
@@ -111,6 +147,18 @@ impl Backend for Sharded {
     fn require_transform(&self, operation: &'static str, when: When, transform: &Transform) -> Result<()> {
         if when == When::BeforeReduce { Ok(()) } else { require_transform(operation, transform) }
     }
+}
+
+/// The number of elements whose slots are copied at once, which stay in the cache.
+const COPIED: usize = 4 * BLOCK;
+
+/// The part of the state that an update writes.
+#[derive(Clone, Copy, PartialEq)]
+enum Write {
+    /// The new values and the new slots.
+    InPlace,
+    /// Only the new values. The slots stay the same.
+    ValuesOnly,
 }
 
 /// A variable that has a gradient on at least one replica, and the elements of it that change.
@@ -152,9 +200,19 @@ impl Sharded {
                 .map(|each| each.bytes(&self.partition.range(each.variable.index, worker)))
                 .sum::<usize>()
         };
-        let mut new = calling.buffers().take(size(self.partition.world().worker()));
+        let mut new = calling.buffers().take(size(self.partition.worker()));
         change.begin();
-        self.update(step, change, &changing, &resolved, new.bytes_mut(), threads)?;
+        let owned = |number: usize| self.partition.own_range(number);
+        let gradients = ShardGradients { resolved: &resolved, sums: None };
+        self.update(
+            step,
+            &mut change.slots(),
+            &changing,
+            (&owned, &gradients),
+            new.bytes_mut(),
+            Write::InPlace,
+            threads,
+        )?;
         let new =
             calling.all_gather_sized("its weights", new.freeze(), size).map_err(failure(step.operation))?;
         let _writing = parameters.mark_written(changing.iter().map(|each| each.variable.index));
@@ -163,24 +221,26 @@ impl Sharded {
         changed.try_for_each(|each| rounding::round(parameters, rules, each.variable.index, &each.touched))
     }
 
-    /// Computes the new values of the elements that are assigned to this worker, and writes them to `new`.
+    /// Computes the new values of the elements in the range `owned` of each variable, and writes them to `new`. `slots`
+    /// are those of these elements.
+    #[allow(clippy::too_many_arguments)]
     fn update(
         &self,
         step: &Update<'_>,
-        change: &Change<'_>,
+        slots: &mut [Slots],
         changing: &[ChangedVariable<'_, '_>],
-        resolved: &ResolvedTransforms,
+        (owned, gradients): (&dyn Fn(usize) -> Range<usize>, &ShardGradients<'_>),
         mut new: &mut [u8],
+        write: Write,
         threads: &Threads<'_>,
     ) -> Result<()> {
         let values: Vec<_> =
             changing.iter().map(|each| each.variable.variable.storage_and_layout()).collect();
-        let mut slots = change.slots();
         let mut slots: Vec<Option<&mut Slots>> = slots.iter_mut().map(Some).collect();
         let mut parts = Vec::with_capacity(changing.len());
-        for (each, (storage, layout)) in changing.iter().zip(&values) {
+        for (at, (each, (storage, layout))) in changing.iter().zip(&values).enumerate() {
             let ChangedVariable { variable, touched, width } = each;
-            let owned = self.partition.own_range(variable.index);
+            let owned = owned(variable.index);
             let place = new.split_off_mut(..each.bytes(&owned)).unwrap_or_default();
             let place = &mut place[..touched.count(&owned) * width];
             let other = || {
@@ -190,7 +250,11 @@ impl Sharded {
             let Storage::Cpu(storage) = &**storage else { return Err(other()) };
             let every_row = step.rules.visits_every_row(variable.index);
             let shape = (step.rules.of(variable.index).0.unit(), variable.variable.dims());
-            parts.push(match (variable.range(every_row, None)?, slots[variable.index].take()) {
+            let gradient = match gradients.of(at, variable.index) {
+                Some(gradient) => gradient,
+                None => variable.range(every_row, None)?,
+            };
+            parts.push(match (gradient, slots[variable.index].take()) {
                 (EitherFloat::F32(gradient), Some(Slots::F32(slots))) => EitherFloat::F32(ShardUpdate::new(
                     gradient,
                     touched,
@@ -212,9 +276,11 @@ impl Sharded {
         }
         let rules = &step.rules;
         WorkSplit::partition(threads.count, parts).each(threads, |parts| {
-            parts.into_iter().try_for_each(|part| match part {
-                EitherFloat::F32(part) => part.update(rules, resolved),
-                EitherFloat::F64(part) => part.update(rules, resolved),
+            parts.into_iter().try_for_each(|part| match (part, write) {
+                (EitherFloat::F32(part), Write::InPlace) => part.update(rules, gradients),
+                (EitherFloat::F64(part), Write::InPlace) => part.update(rules, gradients),
+                (EitherFloat::F32(part), Write::ValuesOnly) => part.update_values(rules, gradients),
+                (EitherFloat::F64(part), Write::ValuesOnly) => part.update_values(rules, gradients),
             })
         })?;
         Ok(())
@@ -298,13 +364,38 @@ impl<'a, F: Number> ShardUpdate<'a, F> {
         }
     }
 
-    fn update(self, rules: &Rules<'_>, resolved: &ResolvedTransforms) -> Result<()> {
+    fn update(self, rules: &Rules<'_>, gradients: &ShardGradients<'_>) -> Result<()> {
         match self {
-            ShardUpdate::Dense(range) => update(range, rules, resolved)?,
+            ShardUpdate::Dense(range) => update(range, rules, gradients.transforms_of_dense())?,
             ShardUpdate::Rows(rows) => {
                 let (rule, step) = rules.of(rows.variable);
-                rows.update(rule, step, resolved)?
+                rows.update(rule, step, gradients.resolved)?
             }
+        }
+        Ok(())
+    }
+
+    /// Computes the new values, and keeps the slots.
+    fn update_values(mut self, rules: &Rules<'_>, gradients: &ShardGradients<'_>) -> Result<()> {
+        let mut copies: Vec<Vec<F>> = Vec::new();
+        while self.len() > 0 {
+            let len = if self.is_whole() { self.len() } else { self.len().min(COPIED) };
+            let part = self.split_front(len);
+            let slots = match &part {
+                ShardUpdate::Dense(range) => range.slots(),
+                ShardUpdate::Rows(rows) => &rows.slots,
+            };
+            copies.resize_with(slots.len(), Vec::new);
+            for (copy, slot) in copies.iter_mut().zip(slots) {
+                copy.clear();
+                copy.extend_from_slice(slot);
+            }
+            let slots = copies.iter_mut().map(Vec::as_mut_slice).collect();
+            let part = match part {
+                ShardUpdate::Dense(range) => ShardUpdate::Dense(range.with_slots(slots)),
+                ShardUpdate::Rows(rows) => ShardUpdate::Rows(rows.with_slots(slots)),
+            };
+            part.update(rules, gradients)?;
         }
         Ok(())
     }

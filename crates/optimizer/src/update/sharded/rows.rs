@@ -86,6 +86,15 @@ impl<'a, F: Number> RowShard<'a, F> {
         Self { variable, at, touched, old, new, slots, rows, weights, shape }
     }
 
+    /// Replaces the slots, for example by copies.
+    pub(crate) fn with_slots<'s>(self, slots: Vec<&'s mut [F]>) -> RowShard<'s, F>
+    where
+        'a: 's,
+    {
+        let shard: RowShard<'s, F> = self;
+        RowShard { slots, ..shard }
+    }
+
     /// Reduces and transforms the gradients, and applies the rule.
     pub(crate) fn update(
         mut self,

@@ -12,9 +12,9 @@ use std::fmt;
 use std::time::Duration;
 
 /// A momentum rule that ends its worker's group in the step `in_step`, after the worker has received all gradients.
-struct Ends {
-    strategy: Strategy,
-    in_step: u64,
+pub(super) struct Ends {
+    pub(super) strategy: Strategy,
+    pub(super) in_step: u64,
 }
 
 impl fmt::Debug for Ends {
