@@ -117,7 +117,10 @@ fn shards_of_another_version_are_not_in_the_inventory() {
                 optimizer.minimize(ctx, linear.forward(&x)?.sqr()?.mean_all()?, 2)
             });
             let error = step.unwrap_err();
-            assert!(error.to_string().contains("has ended on worker 0, worker 1, worker 2 between"), "{error}");
+            assert!(
+                error.to_string().contains("has ended on worker 0, worker 1, worker 2 between"),
+                "{error}"
+            );
             Result::Ok(())
         });
         all.unwrap();
