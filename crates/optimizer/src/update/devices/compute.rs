@@ -1,13 +1,13 @@
 //! The computation of updates on devices. Rules are applied to the copies of all replicas, as candle's operations or as
 //! a single kernel.
 
-use super::fused;
 use crate::groups::Rules;
 use crate::parameters::{Copies, Parameters};
 use crate::slots::Slots;
 use candle_core::Tensor;
 use distribute_base::internal::ReplicaGradient;
 use distribute_base::{Error, Result};
+use distribute_kernels::Programs;
 
 /// The new values of one variable, before they are written.
 pub(crate) struct DeviceUpdate {
@@ -42,7 +42,7 @@ impl DeviceUpdater<'_> {
         gradients: &[Vec<Option<ReplicaGradient>>],
         slots: &mut [Slots],
     ) -> Result<Vec<DeviceUpdate>> {
-        let (mut all, mut programs) = (Vec::new(), fused::Programs::default());
+        let (mut all, mut programs) = (Vec::new(), Programs::default());
         for (variable, (copies, slots)) in self.copies.iter().zip(slots).enumerate() {
             let Some(copies) = copies else { continue };
             let of_variable = gradients.iter().map(|of_replica| of_replica.get(variable)?.as_ref());

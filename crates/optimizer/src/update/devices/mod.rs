@@ -7,8 +7,8 @@
 //! | `compute` | a rule, applied to the copies of all replicas |
 //! | `sums` | gradients of several replicas, added up on their devices |
 //! | `transforms` | transforms of gradients before the update |
-//! | `program` | a rule's step as candle's operations |
-//! | `fused` | the same as a single kernel, if the kernel has passed a trial |
+//!
+//! `distribute-kernels` runs the step of a rule: as candle's operations, or as a single kernel on a GPU.
 
 // - **INV-69** A step of a lone replica on a device with its own memory waits for the device only when losses are
 //   read, many at once. The exceptions are one wait for each kernel of a rule (INV-71), and checks of ids or labels
@@ -19,8 +19,8 @@
 //   `base/src/transfer/device_copier.rs`.
 
 mod compute;
-mod fused;
-mod program;
+#[cfg(all(test, feature = "cuda"))]
+mod cuda_tests;
 mod sums;
 mod transforms;
 

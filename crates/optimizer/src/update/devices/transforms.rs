@@ -1,11 +1,11 @@
 //! Transforms of gradients with candle's operations. Norms are tensors on the device.
 
 use super::compute::select_rows;
-use super::program::full;
 use crate::transform::{Transform, TransformKind};
 use candle_core::{DType, Tensor, Var};
 use distribute_base::Result;
 use distribute_base::internal::{ReplicaGradient, choose, to_host};
+use distribute_kernels::program::full;
 
 /// Transforms a replica's gradients on its device. `copies` are the variables with which the replica computes.
 /// Transforms that are closures are skipped.

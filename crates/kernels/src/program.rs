@@ -17,7 +17,11 @@ enum Value {
 /// inputs and results have the same shape, dtype and device. No result shares memory with another tensor.
 ///
 /// Intermediate results are freed after their last use, so only a few of them exist at the same time.
-pub(crate) fn run(program: &Program, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+///
+/// # Errors
+/// - [`Error::InvalidArgument`]: the inputs are neither f32 nor f64, or the program reads results that do not exist.
+/// - [`Error::Candle`]: an operation fails.
+pub fn run(program: &Program, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
     let Some(like) = inputs.first() else { return Ok(Vec::new()) };
     // Operations on numbers alone are computed here.
     let Some(program) = precision(like).and_then(|precision| program.folded(precision)) else {
@@ -119,7 +123,10 @@ pub(crate) fn precision(like: &Tensor) -> Option<Precision> {
 }
 
 /// Returns a tensor with the shape of `like` in which every element is `number`. Only one element is stored in memory.
-pub(crate) fn full(number: f64, like: &Tensor) -> candle_core::Result<Tensor> {
+///
+/// # Errors
+/// Returns candle's error if the device has too little memory.
+pub fn full(number: f64, like: &Tensor) -> candle_core::Result<Tensor> {
     // By two operations of the device, because a number from the host would need a copy.
     Tensor::zeros((), like.dtype(), like.device())?.affine(0., number)?.broadcast_as(like.shape())
 }
@@ -127,11 +134,11 @@ pub(crate) fn full(number: f64, like: &Tensor) -> candle_core::Result<Tensor> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rules::{
+    use candle_core::Device;
+    use distribute_optim::{
         Adagrad, Adam, AdamW, Averaged, Float, Formula, Ftrl, Lion, Momentum, NAdam, RmsProp, Rule, RuleExt,
         Sgd, SlotSpec, Step,
     };
-    use candle_core::Device;
 
     /// Checks that a program with candle's operations gives the same bits as the rule on slices, also for negative
     /// zeros.

@@ -1,8 +1,11 @@
-//! Execution of a rule's program as a single kernel on CUDA GPUs. In builds without CUDA, it runs as candle's
-//! operations.
+//! Update rules on devices: execution of a rule's program as candle's operations or, on GPUs of CUDA, as a single
+//! kernel.
+//!
+//! Programs use [`distribute`](https://docs.rs/distribute). Its optimizers call [`Programs::run`].
 //!
 //! | module | contents |
 //! |---|---|
+//! | [`program`] | a rule's program as candle's operations |
 //! | `trial` | the numbers with which a kernel is tried, and the expected results |
 //! | `trusted` | the kernels of each device, each compiled and tried once; the compiler is a trait that tests implement |
 //! | `fault` | the reasons why a kernel is not used |
@@ -10,26 +13,27 @@
 
 // - **INV-71** A rule's kernel is used on a GPU only after a trial there has given the host's results for the same
 //   numbers, bit for bit (powers: nearly). Otherwise candle's operations are used, with one warning. The trial,
-//   before the first step with that kernel, waits for the device. Tests: `fused/trusted/tests.rs`, and on a GPU
-//   `fused/cuda/tests.rs`.
+//   before the first step with that kernel, waits for the device. Tests: `kernels/src/trusted/tests.rs`, and on a GPU
+//   `optimizer/src/update/devices/cuda_tests.rs`.
 
 #[cfg(feature = "cuda")]
-mod cuda;
+#[doc(hidden)]
+pub mod cuda;
 #[cfg(any(feature = "cuda", test))]
 mod fault;
+pub mod program;
 #[cfg(any(feature = "cuda", test))]
 mod trial;
 #[cfg(any(feature = "cuda", test))]
 mod trusted;
 
-use super::program;
 use candle_core::Tensor;
 use distribute_base::Result;
 use distribute_optim::Program;
 
 /// The programs of one step. There are only a few, because variables with the same rule and rate share a program.
 #[derive(Default)]
-pub(crate) struct Programs {
+pub struct Programs {
     #[cfg(feature = "cuda")]
     prepared: Vec<cuda::Prepared>,
 }
@@ -38,7 +42,10 @@ impl Programs {
     /// Computes the new values of the variable and its slots for each replica. See [`program::run`]. If all devices
     /// have a kernel, each replica launches it once. Otherwise all replicas use candle's operations, so that their
     /// results are bit-identical.
-    pub(crate) fn run(
+    ///
+    /// # Errors
+    /// Returns the errors of [`program::run`], or candle's error if a launch fails.
+    pub fn run(
         &mut self,
         rule: &str,
         program: &Program,

@@ -1,9 +1,9 @@
 //! Kernels on CUDA GPUs. They are compiled by NVRTC, and loaded and launched through candle's device.
 
-use super::super::program::precision;
-use super::fault::Fault;
-use super::trial::first_line;
-use super::trusted::{Compiler, TrustedKernels};
+use crate::fault::Fault;
+use crate::program::precision;
+use crate::trial::first_line;
+use crate::trusted::{Compiler, TrustedKernels};
 use candle_core::cuda_backend::cudarc::driver::{
     CudaFunction, CudaSlice, DevicePtr, DeviceRepr, LaunchConfig, PushKernelArg,
 };
@@ -19,7 +19,7 @@ use std::sync::Arc;
 static KERNELS: TrustedKernels<Gpu> = TrustedKernels::new();
 
 /// A program with its kernel for one device.
-pub(crate) struct Prepared {
+pub struct Prepared {
     program: Program,
     kernel: Kernel,
     gpu: Gpu,
@@ -30,7 +30,7 @@ pub(crate) struct Prepared {
 impl Prepared {
     /// Returns the kernel for tensors like `like`, or `None` if the program or the device or dtype of the tensors does
     /// not support kernels.
-    pub(crate) fn new(rule: &str, program: &Program, like: &Tensor) -> Option<Self> {
+    pub fn new(rule: &str, program: &Program, like: &Tensor) -> Option<Self> {
         let (gpu, precision) = (Gpu::of(like)?, precision(like)?);
         let kernel = Kernel::new(program, precision)?;
         let function = KERNELS.get(&gpu, program, &kernel, |fault| {
@@ -46,19 +46,22 @@ impl Prepared {
     }
 
     /// Returns `true` if [`new`](Self::new) would create the same kernel for these arguments.
-    pub(crate) fn is_of(&self, program: &Program, like: &Tensor) -> bool {
+    pub fn is_of(&self, program: &Program, like: &Tensor) -> bool {
         self.program == *program
             && Some(self.kernel.precision) == precision(like)
             && matches!(like.device(), Device::Cuda(cuda) if cuda.id() == self.gpu.id())
     }
 
     /// Returns `true` if the kernel has passed its trial and may be used.
-    pub(crate) fn is_trusted(&self) -> bool {
+    pub fn is_trusted(&self) -> bool {
         self.function.is_some()
     }
 
     /// Launches the kernel, which must be trusted, and returns its results.
-    pub(crate) fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+    ///
+    /// # Errors
+    /// Returns candle's error if the launch fails, or if the kernel is not trusted.
+    pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         match &self.function {
             Some(function) => self.gpu.launch(function, &self.kernel, inputs),
             None => bail!("the kernel must not be used"),
@@ -198,6 +201,3 @@ fn address<T: CudaDType>(device: &CudaDevice, input: &Tensor) -> Result<u64> {
     let (address, _reads) = elements.device_ptr(&stream);
     Ok(address)
 }
-
-#[cfg(test)]
-mod tests;

@@ -1,8 +1,6 @@
 //! Tests that compare kernels on a GPU with candle's operations and with rules on slices. Without a GPU, they are
 //! skipped.
 
-use super::super::{Programs, program};
-use super::Prepared;
 use crate::Optimizer;
 use crate::rules::{
     Adagrad, Adam, AdamW, Averaged, Ftrl, Lion, Momentum, NAdam, RmsProp, Rule, RuleExt, Sgd, Step,
@@ -11,6 +9,8 @@ use candle_core::{Device, Tensor, Var};
 use candle_nn::{Init, VarBuilder};
 use distribute_base::internal::Number;
 use distribute_core::Strategy;
+use distribute_kernels::cuda::Prepared;
+use distribute_kernels::{Programs, program};
 use distribute_strategies::OneDeviceStrategy;
 use distribute_testing::{skipped, watched_for};
 use std::time::Duration;

@@ -1,7 +1,9 @@
 use super::*;
-use crate::rules::{Adagrad, Adam, AdamW, Averaged, Ftrl, Lion, Momentum, NAdam, RmsProp, Rule, Sgd, Step};
 use candle_core::Result as CandleResult;
 use distribute_base::internal::Number;
+use distribute_optim::{
+    Adagrad, Adam, AdamW, Averaged, Ftrl, Lion, Momentum, NAdam, RmsProp, Rule, Sgd, Step,
+};
 use distribute_optim::{Operation, Precision};
 use std::cell::Cell;
 
