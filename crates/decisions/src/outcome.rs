@@ -10,6 +10,8 @@ pub enum Outcome {
     Done(Bytes),
     /// Failure, with the error message.
     Failed(String),
+    /// Failure in an earlier part of the work, with the error message.
+    FailedBefore(String),
     /// The chief is still working. The other workers make the same call again.
     Working,
 }
@@ -17,6 +19,7 @@ pub enum Outcome {
 const DONE: u8 = 1;
 const FAILED: u8 = 0;
 const WORKING: u8 = 2;
+const FAILED_BEFORE: u8 = 3;
 
 impl Outcome {
     /// Returns the outcome of work with this result. `record` returns the bytes for the other workers.
@@ -27,11 +30,20 @@ impl Outcome {
         }
     }
 
+    /// Returns the outcome of the earlier part of the work.
+    pub fn before(&self) -> Self {
+        match self {
+            Self::FailedBefore(text) => Self::Failed(text.clone()),
+            Self::Done(_) | Self::Failed(_) | Self::Working => Self::Done(Bytes::new()),
+        }
+    }
+
     /// Returns the bytes of the outcome.
     pub fn encode(&self) -> Bytes {
         let (kind, rest): (u8, &[u8]) = match self {
             Outcome::Done(record) => (DONE, record),
             Outcome::Failed(text) => (FAILED, text.as_bytes()),
+            Outcome::FailedBefore(text) => (FAILED_BEFORE, text.as_bytes()),
             Outcome::Working => (WORKING, &[]),
         };
         [&[kind], rest].concat().into()
@@ -43,6 +55,7 @@ impl Outcome {
             Some(&DONE) => Outcome::Done(bytes.split_off(1)),
             Some(&WORKING) => Outcome::Working,
             Some(&FAILED) => Outcome::Failed(String::from_utf8_lossy(&bytes[1..]).into_owned()),
+            Some(&FAILED_BEFORE) => Outcome::FailedBefore(String::from_utf8_lossy(&bytes[1..]).into_owned()),
             _ => Outcome::Failed("it sent a record that cannot be read".into()),
         }
     }
@@ -70,7 +83,7 @@ pub fn merge_outcomes<T>(mine: Result<T>, all: Vec<Outcome>, me: usize) -> Resul
                 records.push(Bytes::new());
                 continue;
             }
-            Outcome::Failed(text) => text,
+            Outcome::Failed(text) | Outcome::FailedBefore(text) => text,
         };
         let source = match mine {
             // If this worker has failed in the same way, its typed error is more useful than a text.
@@ -96,7 +109,8 @@ mod tests {
 
     #[test]
     fn outcomes_round_trip_and_invalid_bytes_are_failures() {
-        for outcome in [done(""), done("record"), failed("why"), failed(""), Outcome::Working] {
+        let before = Outcome::FailedBefore("earlier".into());
+        for outcome in [done(""), done("record"), failed("why"), failed(""), before, Outcome::Working] {
             assert_eq!(Outcome::decode(outcome.encode()), outcome);
         }
         for broken in [&b""[..], b"\x07odd"] {
@@ -114,6 +128,17 @@ mod tests {
         }
         let (_, records) = merge_outcomes(Ok(()), vec![done("a"), done("b")], 1).unwrap();
         assert_eq!(records, ["a", "b"]);
+    }
+
+    #[test]
+    fn failures_before_precede_those_of_other_workers() {
+        let all = [failed("step 2"), Outcome::FailedBefore("step 1".into())];
+        let before: Vec<_> = all.iter().map(Outcome::before).collect();
+        for (me, mine) in [Ok(()), Err(Error::other("step 1"))].into_iter().enumerate() {
+            let error = merge_outcomes(mine, before.clone(), me).unwrap_err();
+            assert_eq!(error.to_string(), "worker 1 failed: step 1", "on worker {me}");
+        }
+        assert!(merge_outcomes(Ok(()), vec![all[0].before(), done("").before()], 0).is_ok());
     }
 
     #[test]

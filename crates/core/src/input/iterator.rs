@@ -1,7 +1,7 @@
 //! [`DistributedIterator`]: one pass, step by step.
 
 // - **INV-103** A step is in a recorded position when it has been yielded, whenever it was taken. Tests:
-//   `computing/input/look_ahead.rs`.
+//   `computing/input/look_ahead.rs`, `clusters/multi_worker/input/look_ahead.rs`.
 
 use super::device_placement::DevicePlacement;
 use super::look_ahead::LookAhead;
@@ -60,9 +60,14 @@ enum Pass<T> {
     Ended,
 }
 
+/// The pass of this worker after an agreement on its next step, and counts of the step.
+type Agreed<T, Counts> = Result<(Box<WorkerPass<T>>, Counts)>;
+
 /// The result of taking a step.
 pub(super) enum Taken<T> {
     Step(PerReplica<T>),
+    /// Only this worker could not take the step, after which the others are at this position.
+    Failed(Error, Position),
     /// The pass ends now, because there is no further step.
     End,
     /// The pass had already ended.
@@ -71,10 +76,14 @@ pub(super) enum Taken<T> {
 
 impl<T> Taken<T> {
     /// Returns the batches of the step, if there is one.
-    pub(super) fn batches(self) -> Option<PerReplica<T>> {
+    ///
+    /// # Errors
+    /// Returns the error of this worker, if only this one could not take the step.
+    pub(super) fn batches(self) -> Result<Option<PerReplica<T>>> {
         match self {
-            Taken::Step(batches) => Some(batches),
-            Taken::End | Taken::Nothing => None,
+            Taken::Step(batches) => Ok(Some(batches)),
+            Taken::Failed(error, _) => Err(error),
+            Taken::End | Taken::Nothing => Ok(None),
         }
     }
 }
@@ -119,7 +128,8 @@ impl<T: Nest> DistributedIterator<T> {
     ///
     /// # Errors
     /// The iterator returns the errors of this one, after the steps that were taken before. An error of `look` is
-    /// returned in place of the step with the batch, and ends the pass.
+    /// returned in place of the step with the batch, and ends the pass. If a step or `look` fails on one of several
+    /// workers, all workers get [`Error::Worker`] in place of that step.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -149,22 +159,13 @@ impl<T: Nest> DistributedIterator<T> {
         LookAhead::new(self, move |batch: &T| Ok(look(batch)?))
     }
 
-    /// Ends the pass on this worker because of an error that the other workers do not have. They get an error in their
-    /// next call.
-    ///
-    /// # Errors
-    /// Returns `error`.
-    pub(super) fn abort(&mut self, error: Result<()>) -> Result<()> {
-        self.pass = Pass::Ended;
-        self.strategy.abort_peers_on_err(error)
-    }
-
     #[track_caller]
     fn take(&mut self, operation: &'static str) -> Result<Option<PerReplica<T>>> {
         self.begin_take(operation, &self.position)?;
-        let taken = self.advance(operation)?;
+        let taken = self.advance(operation, Ok(()))??;
         self.record(&taken, &self.position);
-        Ok(taken.batches())
+        // The others have their batches, and continue.
+        self.strategy.abort_peers_on_err(taken.batches())
     }
 
     /// Checks that a step may be yielded now, and records that it is taken from `position`.
@@ -176,23 +177,40 @@ impl<T: Nest> DistributedIterator<T> {
     }
 
     // INV-103
-    /// Takes the next step, without recording that it is yielded.
+    /// Takes the next step, without recording that it is yielded. `held` is the result of this worker for the step
+    /// before, if that has not been yielded. Returns the result of the step.
+    ///
+    /// # Errors
+    /// Returns the error of the step before, if a worker holds one. All workers get it, and the pass ends.
     #[track_caller]
-    pub(super) fn advance(&mut self, operation: &'static str) -> Result<Taken<T>> {
+    pub(super) fn advance(&mut self, operation: &'static str, held: Result<()>) -> Result<Result<Taken<T>>> {
         let _input = tracing::trace_span!("input").entered();
         // Ended unless another step follows, so that the pass's threads exit with its last step.
-        let pass = match std::mem::replace(&mut self.pass, Pass::Ended) {
-            Pass::Running(pass) => Ok(pass),
-            Pass::Failed(error) => Err(error),
-            Pass::Ended => return Ok(Taken::Nothing),
+        let pass = match (std::mem::replace(&mut self.pass, Pass::Ended), &held) {
+            (_, Err(_)) => Err(Error::other("the step before has failed")),
+            (Pass::Running(pass), Ok(())) => Ok(pass),
+            (Pass::Failed(error), Ok(())) => Err(error),
+            (Pass::Ended, Ok(())) => return Ok(Ok(Taken::Nothing)),
         };
-        let (mut pass, all) = self.agree(operation, pass)?;
-        // The others have their batches, and continue.
-        let finished = self.finish(operation, &mut pass, all);
-        let Some(batches) = self.strategy.abort_peers_on_err(finished)? else { return Ok(Taken::End) };
-        self.position = pass.position();
-        self.pass = Pass::Running(pass);
-        Ok(Taken::Step(batches))
+        let (mut pass, all) = match self.agree(operation, held, pass)? {
+            Ok(agreed) => agreed,
+            Err(error) => return Ok(Err(error)),
+        };
+        Ok(Ok(match self.finish(operation, &mut pass, all) {
+            Ok(Some(batches)) => {
+                self.position = pass.position();
+                self.pass = Pass::Running(pass);
+                Taken::Step(batches)
+            }
+            Ok(None) => Taken::End,
+            Err(error) => Taken::Failed(error, pass.position()),
+        }))
+    }
+
+    /// Sets the position from which the next step is taken, because the other workers have taken a step that this one
+    /// could not take.
+    pub(super) fn follow(&mut self, position: Position) {
+        self.position = position;
     }
 
     /// Records that a step is yielded, after which the pass is at `position`.
@@ -200,19 +218,24 @@ impl<T: Nest> DistributedIterator<T> {
         match taken {
             Taken::Step(_) => self.passes.record_position(self.number, position),
             Taken::End => self.passes.record_end(self.number, self.next_epoch.clone()),
-            Taken::Nothing => {}
+            Taken::Failed(..) | Taken::Nothing => {}
         }
     }
 
     // ITER-4
     /// Prepares the next step on all workers. Returns this worker's pass, and the sum of the counts of all workers. If
-    /// a worker first has to be dealt a file, the workers exchange their counts again.
+    /// a worker first has to be dealt a file, the workers exchange their counts again. The first exchange reports
+    /// `held`, the result of this worker for the step before.
+    ///
+    /// # Errors
+    /// Returns the error of the step before, if a worker holds one.
     #[track_caller]
     fn agree(
         &self,
         operation: &'static str,
+        mut held: Result<()>,
         mut pass: Result<Box<WorkerPass<T>>>,
-    ) -> Result<(Box<WorkerPass<T>>, StepCounts)> {
+    ) -> Result<Agreed<T, StepCounts>> {
         loop {
             let timed = self.strategy.has_group().then(Stopwatch::start);
             let prepared = pass.and_then(|mut pass| {
@@ -220,26 +243,38 @@ impl<T: Nest> DistributedIterator<T> {
                 Ok((pass, mine))
             });
             timed.iter().for_each(|timed| self.strategy.record_input_time(timed.elapsed()));
-            let (mut prepared, counts) = self.exchange_counts(operation, prepared)?;
-            if !prepared.deal(&counts)? {
-                let all = match counts[..] {
-                    [alone] => alone,
-                    _ => prepared.total(&counts)?,
-                };
-                return Ok((prepared, all));
-            }
-            pass = Ok(prepared);
+            let held = std::mem::replace(&mut held, Ok(()));
+            let agreed =
+                self.exchange_counts(operation, held, prepared)?.and_then(|(mut prepared, counts)| {
+                    if prepared.deal(&counts)? {
+                        return Ok((prepared, None));
+                    }
+                    let all = match counts[..] {
+                        [alone] => alone,
+                        _ => prepared.total(&counts)?,
+                    };
+                    Ok((prepared, Some(all)))
+                });
+            pass = match agreed {
+                Ok((prepared, Some(all))) => return Ok(Ok((prepared, all))),
+                Ok((prepared, None)) => Ok(prepared),
+                Err(error) => return Ok(Err(error)),
+            };
         }
     }
 
     /// Exchanges the workers' row counts for the next step. Returns this worker's pass, and the counts of each
     /// worker.
+    ///
+    /// # Errors
+    /// Returns the error of the step before, if a worker `held` one.
     #[track_caller]
     fn exchange_counts(
         &self,
         operation: &'static str,
+        held: Result<()>,
         prepared: Result<(Box<WorkerPass<T>>, StepCounts)>,
-    ) -> Result<(Box<WorkerPass<T>>, Vec<StepCounts>)> {
+    ) -> Result<Agreed<T, Vec<StepCounts>>> {
         let at = CallSite::or_begun(Location::caller(), self.started_at);
         let call = || {
             let Position { epoch, steps, origin, .. } = &self.position;
@@ -250,13 +285,15 @@ impl<T: Nest> DistributedIterator<T> {
                 at.clone(),
             )
         };
-        let ((pass, mine), all) =
-            self.strategy.exchange_results(operation, call, prepared, |(_, counts)| wire::encode(counts))?;
-        if all.is_empty() {
-            return Ok((pass, vec![mine]));
-        }
-        let counts = wire::decode_all::<StepCounts>(operation, &all);
-        Ok((pass, counts.map_err(|error| self.strategy.with_process(error))?))
+        let record = |(_, counts): &(_, StepCounts)| wire::encode(counts);
+        let exchanged = self.strategy.exchange_results_after(operation, call, held, prepared, record)?;
+        Ok(exchanged.and_then(|((pass, mine), all)| {
+            if all.is_empty() {
+                return Ok((pass, vec![mine]));
+            }
+            let counts = wire::decode_all::<StepCounts>(operation, &all);
+            Ok((pass, counts.map_err(|error| self.strategy.with_process(error))?))
+        }))
     }
 
     /// Returns the prepared batches, or `None` if the pass ends instead of taking the step.

@@ -24,8 +24,6 @@ struct NextStep<T> {
     step: Result<Taken<T>>,
     /// The position of the pass after the step.
     position: Position,
-    /// The result of looking at the batches of the step.
-    looked: Result<()>,
 }
 
 impl<T: Nest, F: FnMut(&T) -> Result<()>> LookAhead<T, F> {
@@ -43,31 +41,42 @@ impl<T: Nest, F: FnMut(&T) -> Result<()>> LookAhead<T, F> {
     #[track_caller]
     fn take(&mut self, operation: &'static str) -> Result<Option<PerReplica<T>>> {
         self.pass.begin_take(operation, &self.position)?;
-        let NextStep { step, position, looked } = match self.next.take() {
+        let NextStep { step, position } = match self.next.take() {
             Some(next) => next,
-            None => self.advance(operation),
+            None => self.advance(operation, Ok(()))?,
         };
-        let step = step?;
-        if looked.is_err() {
-            self.pass.abort(looked)?;
-        }
-        if let Taken::Step(_) = &step {
-            self.next = Some(self.advance(operation));
+        // INV-2: the others hold this step, so the next exchange reports the error to them.
+        let (step, held) = match step? {
+            Taken::Failed(error, others) => {
+                self.pass.follow(others);
+                (Taken::Nothing, Err(error))
+            }
+            step => (step, Ok(())),
+        };
+        if held.is_err() || matches!(step, Taken::Step(_)) {
+            self.next = Some(self.advance(operation, held)?);
         }
         self.position = position;
         self.pass.record(&step, &self.position);
-        Ok(step.batches())
+        step.batches()
     }
 
-    /// Takes the next step, and looks at its batches.
+    /// Takes the next step, and looks at its batches. `held` is the result of this worker for the step before.
+    ///
+    /// # Errors
+    /// Returns the error of the step before, if a worker holds one.
     #[track_caller]
-    fn advance(&mut self, operation: &'static str) -> NextStep<T> {
-        let step = self.pass.advance(operation);
-        let looked = match &step {
-            Ok(Taken::Step(batches)) => batches.iter().try_for_each(&mut self.look),
-            _ => Ok(()),
+    fn advance(&mut self, operation: &'static str, held: Result<()>) -> Result<NextStep<T>> {
+        let step = self.pass.advance(operation, held)?;
+        let position = self.pass.position();
+        let look = |step| match step {
+            Taken::Step(batches) => match batches.iter().try_for_each(&mut self.look) {
+                Ok(()) => Taken::Step(batches),
+                Err(error) => Taken::Failed(error, position.clone()),
+            },
+            other => other,
         };
-        NextStep { step, position: self.pass.position(), looked }
+        Ok(NextStep { step: step.map(look), position })
     }
 }
 

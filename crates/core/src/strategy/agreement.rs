@@ -56,22 +56,52 @@ impl Strategy {
         mine: Result<T>,
         record: impl FnOnce(&T) -> Bytes,
     ) -> Result<(T, Vec<Bytes>)> {
+        self.exchange_results_after(operation, call, Ok(()), mine, record)?
+    }
+
+    /// Acts like [`exchange_results`](Self::exchange_results), in a call that also reports the result of earlier work,
+    /// `before`. If that failed on any worker, `mine` is not used. Otherwise returns the result of the exchange.
+    ///
+    /// # Errors
+    /// - [`Error::Worker`]: the earlier work of one or more workers failed. All workers get the error of the failed
+    ///   worker with the lowest rank.
+    /// - The error of `before`, if all workers failed with the same message, if the exchange itself fails, or if this
+    ///   worker makes no calls with others. The same holds for an error of a collective, which all workers already
+    ///   have.
+    pub(crate) fn exchange_results_after<T>(
+        &self,
+        operation: &'static str,
+        call: impl FnOnce() -> Fingerprint,
+        before: Result<()>,
+        mine: Result<T>,
+        record: impl FnOnce(&T) -> Bytes,
+    ) -> Result<Result<(T, Vec<Bytes>)>> {
         // All workers already have the error of a call in which all participated, so none of them arrives here.
-        if mine.as_ref().is_err_and(|error| error.blame().is_some()) {
-            return mine.map(|mine| (mine, Vec::new()));
+        let is_shared = |error: &Error| error.blame().is_some();
+        if before.as_ref().is_err_and(is_shared) {
+            return before.map(|()| Err(Error::other("an earlier call failed")));
         }
-        let outcome = || Outcome::of(&mine, record);
+        if before.is_ok() && mine.as_ref().is_err_and(is_shared) {
+            return Ok(mine.map(|mine| (mine, Vec::new())));
+        }
+        let outcome = || match &before {
+            Ok(()) => Outcome::of(&mine, record),
+            Err(error) => Outcome::FailedBefore(error.to_string()),
+        };
         let all =
             self.worker_call(operation, call, |mut calling| calling.all_gather_bytes(outcome().encode()));
-        let (all, mine) = match (all, mine) {
+        let all: Vec<_> = match all {
+            Ok(Some(all)) => all.into_iter().map(Outcome::decode).collect(),
             // This worker's error is the cause, even if the others make other calls.
-            (Err(_) | Ok(None), Err(error)) => return Err(error),
-            (Err(error), Ok(_)) => return Err(error),
-            (Ok(None), Ok(mine)) => return Ok((mine, Vec::new())),
-            (Ok(Some(all)), mine) => (all, mine),
+            failed => {
+                before?;
+                return Ok(mine.and_then(|mine| failed.map(|_| (mine, Vec::new()))));
+            }
         };
-        let all: Vec<_> = all.into_iter().map(Outcome::decode).collect();
-        merge_outcomes(mine, all, self.world().worker()).map_err(|error| self.with_process(error))
+        let me = self.world().worker();
+        merge_outcomes(before, all.iter().map(Outcome::before).collect(), me)
+            .map_err(|error| self.with_process(error))?;
+        Ok(merge_outcomes(mine, all, me).map_err(|error| self.with_process(error)))
     }
 
     /// Adds the worker's process to an error that names a worker, if the process is known.

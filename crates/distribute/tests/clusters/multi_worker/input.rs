@@ -2,6 +2,7 @@
 
 mod dealt;
 mod faults;
+mod look_ahead;
 
 use crate::multi_worker::{errors, on_workers, one_message};
 use distribute::data::{
