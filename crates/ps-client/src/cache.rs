@@ -129,7 +129,8 @@ impl Fetch {
         let whole: Vec<_> = caches.iter().filter(|cache| cache.fetches_all()).collect();
         let reads = |cache: &&Arc<HostCache>| cache.tables.read_requests(&cache.shards.versions(), true);
         let requests: Vec<ServerRequest> = whole.iter().flat_map(reads).collect();
-        let answers = whole.first()?.tables.channels().start(requests);
+        let channels = whole.first()?.tables.channels();
+        let answers = channels.start(requests, channels.deadline());
         let caches = whole.into_iter().map(|cache| (Arc::downgrade(cache), cache.tables.shards().len()));
         Some(Self { caches: caches.collect(), answers })
     }

@@ -113,15 +113,20 @@ impl Channels {
     /// # Errors
     /// Returns the errors of [`PendingReplies::wait`].
     pub fn ask(&self, operation: &'static str, requests: Vec<ServerRequest>) -> Result<Vec<Response>> {
-        self.start(requests).wait(operation)
+        self.start(requests, self.deadline()).wait(operation)
+    }
+
+    /// Returns the deadline of requests that are sent now.
+    pub(crate) fn deadline(&self) -> Deadline {
+        Deadline::after(self.timeout)
     }
 
     /// Sends all requests at once, each to its server, without waiting for the responses. Requests for the same table
     /// are executed in the given order. All requests have the same deadline. After a request could not be sent to a
     /// server, nothing more is sent to that server.
-    pub(crate) fn start(&self, mut requests: Vec<ServerRequest>) -> PendingReplies {
+    pub(crate) fn start(&self, mut requests: Vec<ServerRequest>, deadline: Deadline) -> PendingReplies {
         self.number_changes(&mut requests);
-        self.start_numbered(requests)
+        self.start_numbered(requests, deadline)
     }
 
     // INV-59
@@ -134,9 +139,8 @@ impl Channels {
     }
 
     /// Equivalent to [`start`](Self::start), for requests whose changes were already numbered.
-    pub(super) fn start_numbered(&self, requests: Vec<ServerRequest>) -> PendingReplies {
+    pub(super) fn start_numbered(&self, requests: Vec<ServerRequest>, deadline: Deadline) -> PendingReplies {
         let (answers, mut sent) = (self.answers_of_others(&requests), Vec::new());
-        let deadline = Deadline::after(self.timeout);
         let mut servers: Vec<_> = self
             .channels
             .iter()

@@ -2,7 +2,6 @@
 //! the previous step, takes the next batch, and waits for other workers.
 
 use super::prefetched::PrefetchRead;
-use super::sharded::SentReads;
 use super::{RemoteVariable, Session};
 use distribute_base::internal::lock;
 use distribute_ps_tables::PrefetchUsage;
@@ -46,7 +45,7 @@ impl Session {
         if reads.is_empty() {
             return;
         }
-        let read = Arc::new(PrefetchRead::new(SentReads::start(&self.channels, reads)));
+        let read = Arc::new(PrefetchRead::start(&self.channels, reads));
         for (index, (variable, change)) in of.into_iter().enumerate() {
             variable.prefetched.set_read(change, index, &read);
         }
@@ -72,18 +71,55 @@ mod tests {
     use crate::{
         CreationPolicy, ParameterServers, PlacementRequest, RowCacheOptions, Sharded, sharded::Initial,
     };
-    use distribute_cluster::World;
+    use distribute_cluster::{Deadline, World};
     use distribute_ps_tables::{
         Channel, ChannelError, LocalChannel, PartitionStrategy, Request, Response, Started, TablePolicy,
         Tables, WaitForResponse,
     };
     use distribute_tensor::{DType, HostTensor, IndexedSlices, Write};
+    use std::sync::Mutex;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Duration;
 
-    /// A server whose next responses to reads of rows are lost.
+    /// A server whose next responses to reads of rows are lost, or that is gone.
     #[derive(Debug)]
-    struct Lossy(LocalChannel, Arc<AtomicUsize>);
+    struct Lossy(LocalChannel, Arc<Faults>);
+
+    #[derive(Debug, Default)]
+    struct Faults {
+        /// The number of responses that will be lost.
+        lost: AtomicUsize,
+        /// The wait in which reads of rows time out.
+        gone: Mutex<Option<Gone>>,
+        /// The timeouts of the reads that timed out.
+        timeouts: Mutex<Vec<Duration>>,
+    }
+
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum Gone {
+        Sending,
+        Receiving,
+    }
+
+    impl Faults {
+        /// Waits until the deadline of a request, and returns its error.
+        fn time_out(&self, deadline: Deadline) -> ChannelError {
+            let (_sender, never) = std::sync::mpsc::channel::<()>();
+            assert!(never.recv_timeout(deadline.remaining()).is_err());
+            let timeout = deadline.timeout();
+            lock(&self.timeouts).push(timeout);
+            let (server, request, reason) = ("ps".into(), "read rows".into(), "gone".into());
+            ChannelError::TimedOut { server, request, timeout, reason }
+        }
+    }
+
+    struct Silent(Arc<Faults>, Deadline);
+
+    impl WaitForResponse for Silent {
+        fn wait(self: Box<Self>) -> Result<Response, ChannelError> {
+            Err(self.0.time_out(self.1))
+        }
+    }
 
     struct Lost;
 
@@ -101,33 +137,43 @@ mod tests {
 
         fn start(&self, request: Request, timeout: Duration) -> Result<Started, ChannelError> {
             let lose = |left: usize| left.checked_sub(1);
-            let is_read = matches!(request, Request::ReadRows { .. });
-            if is_read && self.1.fetch_update(Ordering::Relaxed, Ordering::Relaxed, lose).is_ok() {
+            if !matches!(request, Request::ReadRows { .. }) {
+                return self.0.start(request, timeout);
+            }
+            let (gone, deadline) = (*lock(&self.1.gone), Deadline::after(timeout));
+            match gone {
+                Some(Gone::Sending) => return Err(self.1.time_out(deadline)),
+                Some(Gone::Receiving) => return Ok(Started::new(Silent(self.1.clone(), deadline))),
+                None => {}
+            }
+            if self.1.lost.fetch_update(Ordering::Relaxed, Ordering::Relaxed, lose).is_ok() {
                 return Ok(Started::new(Lost));
             }
             self.0.start(request, timeout)
         }
     }
 
-    /// Returns two servers with a table of six rows, and the number of responses that will be lost.
-    fn table(cache: Option<RowCacheOptions>) -> (ParameterServers, Arc<RemoteVariable>, Arc<AtomicUsize>) {
-        let lost = Arc::new(AtomicUsize::new(0));
+    /// Returns two servers with a table of six rows, and their faults.
+    fn table(
+        cache: Option<RowCacheOptions>,
+        timeout: Duration,
+    ) -> (ParameterServers, Arc<RemoteVariable>, Arc<Faults>) {
+        let faults = Arc::new(Faults::default());
         let channel = |server| {
             let channel = LocalChannel::new(server, Arc::new(Tables::new()));
-            Arc::new(Lossy(channel, lost.clone())) as Arc<dyn Channel>
+            Arc::new(Lossy(channel, faults.clone())) as Arc<dyn Channel>
         };
         let policy = TablePolicy { min_bytes: 0, partition: PartitionStrategy::Mod, all_weights: false };
-        let minute = Duration::from_secs(60);
         let channels = vec![channel(0), channel(1)];
         let servers =
-            ParameterServers::of_tables(channels, (minute, minute), policy, World::default()).unwrap();
+            ParameterServers::of_tables(channels, (timeout, timeout), policy, World::default()).unwrap();
         let servers = servers.with_row_cache(cache);
         assert_eq!(servers.creation_policy(), CreationPolicy::CreateMissing);
         let initial = Initial::Value(HostTensor::new((0..12).map(|x| x as f32).collect(), [6, 2]).unwrap());
         let to = servers.location(6, Some(48), PlacementRequest::Anywhere);
         let tables = Sharded::create(&servers, ("t", &[6, 2], DType::F32), &initial, to, None).unwrap();
         let cache = servers.row_cache(&tables, false);
-        (servers, Arc::new(RemoteVariable::new(tables, None).with_row_cache(cache)), lost)
+        (servers, Arc::new(RemoteVariable::new(tables, None).with_row_cache(cache)), faults)
     }
 
     fn look_up(variable: &RemoteVariable, ids: &[i64]) -> Vec<f32> {
@@ -157,7 +203,7 @@ mod tests {
     fn prefetched_rows_have_the_changes_of_the_step_and_are_read_once() {
         let cached = |staleness| Some(RowCacheOptions { bytes: 1 << 10, staleness });
         for cache in [None, cached(0), cached(9)] {
-            let (servers, variable, lost) = table(cache);
+            let (servers, variable, faults) = table(cache, Duration::from_secs(60));
             let session = servers.session();
             let read = || servers.usage().unwrap().iter().map(|server| server.rows_read).sum::<u64>();
             assert_eq!(look_up(&variable, &[5, 1]), [10., 2.]);
@@ -176,10 +222,10 @@ mod tests {
 
             // Lost responses are requested again, from both servers.
             step(&servers, &variable);
-            lost.store(1, Ordering::Relaxed);
+            faults.lost.store(1, Ordering::Relaxed);
             session.prefetch_rows(&variable, &[2, 1]);
             step(&servers, &variable);
-            assert_eq!(lost.load(Ordering::Relaxed), 0);
+            assert_eq!(faults.lost.load(Ordering::Relaxed), 0);
             assert_eq!(look_up(&variable, &[2]), [4.]);
             let one = if is_stale { 2. } else { 302. };
             assert_eq!(look_up(&variable, &[1]), [one]);
@@ -197,6 +243,40 @@ mod tests {
             assert!(usage.prefetched > 0);
             drop(variable);
             assert_eq!(servers.prefetch_usage(), usage);
+        }
+    }
+
+    /// A lookup copies its own rows, and shares those of the prefetch if no row is late.
+    #[test]
+    fn a_late_row_does_not_copy_all_prefetched_rows() {
+        let (servers, variable, _) = table(None, Duration::from_secs(60));
+        let read = |ids: &[i64]| {
+            let rows = variable.row_read("look up", ids, true).unwrap().send("look up").unwrap();
+            (rows.rows.dims()[0], rows.in_order().unwrap().to_vec::<f32>().unwrap())
+        };
+        servers.session().prefetch_rows(&variable, &[5, 4, 3, 2]);
+        step(&servers, &variable);
+        assert_eq!(read(&[2, 4]), (4, vec![4., 5., 8., 9.]));
+        assert_eq!(read(&[2, 1, 4, 2, 0]), (4, vec![4., 5., 102., 103., 8., 9., 4., 5., 0., 1.]));
+    }
+
+    /// Sending, waiting, rows that are late and a repetition together take one timeout, and at most an eighth more.
+    // INV-3
+    #[test]
+    fn a_server_that_is_gone_costs_a_prefetch_one_timeout() {
+        let timeout = Duration::from_millis(400);
+        for gone in [Gone::Sending, Gone::Receiving] {
+            for ids in [&[1][..], &[1, 3]] {
+                let (servers, variable, faults) = table(None, timeout);
+                servers.session().prefetch_rows(&variable, &[1]);
+                *lock(&faults.gone) = Some(gone);
+                step(&servers, &variable);
+                let lost = variable.row_read("look up", ids, true).unwrap().send("look up").unwrap_err();
+                assert!(matches!(lost.root_cause(), distribute_base::Error::Server { .. }), "{lost}");
+                // All of them were waited for, one after another.
+                let all: Duration = lock(&faults.timeouts).iter().sum();
+                assert!(all < timeout.mul_f64(1.6), "{gone:?}, {ids:?}: {:?}", faults.timeouts);
+            }
         }
     }
 }

@@ -2,14 +2,20 @@
 
 // - INV-102: decided by `Prefetch` of `ps-tables`.
 
-use super::sharded::{SentReads, UniqueRows};
-use distribute_base::Result;
+use super::Channels;
+use super::sharded::{RowRead, SentReads, UniqueRows};
 use distribute_base::internal::lock;
+use distribute_base::{Error, Result};
+use distribute_cluster::{Deadline, Stopwatch};
 use distribute_ps_tables::{Prefetch, PrefetchLookup, PrefetchRequest, PrefetchUsage};
 use distribute_tensor::HostTensor;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// The fraction of the timeout that a lookup has at least, however long the prefetch has been waiting to send.
+const LEAST: u32 = 8;
 
 /// The prefetched rows of a variable.
 #[derive(Default)]
@@ -29,13 +35,17 @@ struct State {
 }
 
 /// A read of rows of several variables. The first lookup waits for its responses.
-pub(crate) struct PrefetchRead(Mutex<ReadState>);
+pub(crate) struct PrefetchRead {
+    state: Mutex<ReadState>,
+    /// The time that sending the requests took. It is long if a server cannot be reached.
+    sending: Duration,
+}
 
 enum ReadState {
     Sent(SentReads),
     /// The rows of each variable.
     Arrived(Vec<Arc<UniqueRows>>),
-    Failed,
+    Failed(Arc<Error>),
 }
 
 /// A lookup that finds some of its rows prefetched.
@@ -100,29 +110,40 @@ impl PrefetchedRows {
 }
 
 impl PrefetchRead {
-    pub(crate) fn new(sent: SentReads) -> Self {
-        Self(Mutex::new(ReadState::Sent(sent)))
+    /// Sends the requests of all reads.
+    pub(crate) fn start(channels: &Arc<Channels>, reads: Vec<RowRead<'static>>) -> Self {
+        let sending = Stopwatch::start();
+        let sent = SentReads::start(channels, reads);
+        Self { state: Mutex::new(ReadState::Sent(sent)), sending: sending.elapsed() }
     }
 
     /// Returns the rows of a variable. Waits until they have arrived, at most until the deadline of the requests.
-    /// Returns `None` if they could not be fetched.
-    fn rows(&self, operation: &'static str, index: usize) -> Option<Arc<UniqueRows>> {
-        let mut state = lock(&self.0);
-        *state = match std::mem::replace(&mut *state, ReadState::Failed) {
+    ///
+    /// # Errors
+    /// Returns the error of the read.
+    fn rows(&self, operation: &'static str, index: usize) -> Result<Arc<UniqueRows>, Arc<Error>> {
+        let mut state = lock(&self.state);
+        *state = match std::mem::replace(&mut *state, ReadState::Arrived(Vec::new())) {
             ReadState::Sent(sent) => match sent.wait(operation) {
                 Ok(rows) => ReadState::Arrived(rows.into_iter().map(Arc::new).collect()),
                 Err(error) => {
-                    tracing::debug!("prefetched rows will be requested again: {error}");
-                    ReadState::Failed
+                    tracing::debug!("prefetched rows were not received: {error}");
+                    ReadState::Failed(Arc::new(error))
                 }
             },
             other => other,
         };
         match &*state {
-            ReadState::Arrived(rows) => rows.get(index).cloned(),
-            ReadState::Sent(_) | ReadState::Failed => None,
+            ReadState::Arrived(rows) => rows.get(index).cloned().ok_or_else(|| Arc::new(no_rows(operation))),
+            ReadState::Failed(error) => Err(error.clone()),
+            ReadState::Sent(_) => Err(Arc::new(no_rows(operation))),
         }
     }
+}
+
+/// Returns the error of a read that has responses without all of its rows.
+fn no_rows(operation: &'static str) -> Error {
+    Error::invalid(operation, "the responses to prefetched reads lack rows")
 }
 
 impl FoundRows {
@@ -131,30 +152,39 @@ impl FoundRows {
         &self.lookup.late
     }
 
-    /// Returns the rows of all ids of the lookup. `late` are the rows of [`late`](Self::late). Returns `None` if the
-    /// prefetched rows could not be fetched.
+    /// Returns the deadline of this lookup, now that it begins. It is that of the rows that are late, and of a repeated
+    /// read if the prefetched rows are not received. The time that the prefetch took to send is subtracted, so a server
+    /// that is gone costs at most one timeout and an eighth.
+    pub(crate) fn deadline(&self, timeout: Duration) -> Deadline {
+        Deadline::after(timeout.saturating_sub(self.read.sending).max(timeout / LEAST))
+    }
+
+    /// Returns the rows of all ids of the lookup, or the error with which the prefetched rows were not received. `late`
+    /// contains the rows of [`late`](Self::late).
     ///
     /// # Errors
-    /// - [`Error::Tensor`](distribute_base::Error::Tensor): there is not enough memory for the result.
+    /// - [`Error::Tensor`]: there is not enough memory for the result.
     pub(crate) fn join(
         self,
         operation: &'static str,
         late: Option<UniqueRows>,
-    ) -> Result<Option<UniqueRows>> {
-        let Some(prefetched) = self.read.rows(operation, self.index) else { return Ok(None) };
-        let count = prefetched.rows.dims().first().copied().unwrap_or(0);
-        let (late_rows, late_places) = late.map(|late| (late.rows, late.places)).unzip();
-        let mut late_places = late_places.unwrap_or_default().into_iter();
-        let place = |place: Option<usize>| match place {
-            Some(place) => prefetched.places.get(place).copied(),
-            None => late_places.next().map(|place| count + place),
+    ) -> Result<Result<UniqueRows, Arc<Error>>> {
+        let prefetched = match self.read.rows(operation, self.index) {
+            Ok(prefetched) => prefetched,
+            Err(error) => return Ok(Err(error)),
         };
-        let places: Option<Vec<_>> = self.lookup.places.into_iter().map(place).collect();
-        let rows = match &late_rows {
-            None => prefetched.rows.clone(),
-            Some(late) => HostTensor::concat(&[&prefetched.rows, late], 0)?,
+        let place = |place: &usize| prefetched.places.get(*place).copied();
+        let found: Option<Vec<usize>> = self.lookup.places.iter().flatten().map(place).collect();
+        let Some(found) = found else { return Ok(Err(Arc::new(no_rows(operation)))) };
+        let Some(late) = late else {
+            return Ok(Ok(UniqueRows { rows: prefetched.rows.clone(), places: found }));
         };
-        Ok(places.map(|places| UniqueRows { rows, places }))
+        // The rows of this lookup are copied, and no others.
+        let rows = HostTensor::take_rows_of(&[(&prefetched.rows, &found), (&late.rows, &late.places)])?;
+        let (mut found, mut late) = (0..found.len(), found.len()..);
+        let next = |place: &Option<usize>| if place.is_some() { found.next() } else { late.next() };
+        let places = self.lookup.places.iter().filter_map(next).collect();
+        Ok(Ok(UniqueRows { rows, places }))
     }
 }
 

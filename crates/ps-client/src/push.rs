@@ -223,7 +223,8 @@ impl InFlightPush {
             gradients.into_iter().flat_map(requests).unzip();
         channels.number_changes(&mut requests);
         let retained = requests.iter().cloned().zip(rules).collect();
-        Self { channels: channels.clone(), replies: channels.start_numbered(requests), retained }
+        let replies = channels.start_numbered(requests, channels.deadline());
+        Self { channels: channels.clone(), replies, retained }
     }
 
     /// Waits until all gradients were applied. Returns `true` if none had to be sent again, so that reads that followed
@@ -252,7 +253,7 @@ impl InFlightPush {
             let table = gradient.request.table().unwrap_or_default().to_owned();
             [set_rule(gradient.server, table, rule), gradient]
         });
-        self.channels.start_numbered(both.collect()).wait(operation)?;
+        self.channels.start_numbered(both.collect(), self.channels.deadline()).wait(operation)?;
         Ok(false)
     }
 }

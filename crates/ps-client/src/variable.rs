@@ -206,15 +206,17 @@ impl RemoteVariable {
     /// fetched.
     fn read_or_prefetched(&self, operation: &'static str, ids: &[i64]) -> Result<RowRead<'_>> {
         let Some(found) = self.prefetched.look_up(ids) else { return self.read_of_tables(operation, ids) };
+        let deadline = found.deadline(self.tables().channels().timeout());
         let late = match found.late() {
             [] => None,
-            late => Some(self.read_of_tables(operation, late)?),
+            late => Some(self.read_of_tables(operation, late)?.by(deadline)),
         };
         let ids = ids.to_vec();
         let join = move |late| match found.join(operation, late)? {
-            Some(rows) => Ok(rows),
-            // They could not be fetched. This read returns the reason, if there still is one.
-            None => self.read_of_tables(operation, &ids)?.send(operation),
+            Ok(rows) => Ok(rows),
+            Err(error) if deadline.has_passed() => Err(Error::Shared(error)),
+            // This read returns the reason, if there still is one.
+            Err(_) => self.read_of_tables(operation, &ids)?.by(deadline).send(operation),
         };
         Ok(match late {
             Some(read) => read.then(move |late| join(Some(late))),

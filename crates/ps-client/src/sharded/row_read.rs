@@ -3,6 +3,7 @@
 use super::super::channels::ServerRequest;
 use super::super::{Channels, PendingReplies};
 use distribute_base::Result;
+use distribute_cluster::Deadline;
 use distribute_ps_tables::Response;
 use distribute_tensor::HostTensor;
 use std::sync::Arc;
@@ -27,6 +28,8 @@ impl UniqueRows {
 pub struct RowRead<'a> {
     channels: Arc<Channels>,
     requests: Vec<ServerRequest>,
+    /// The deadline of the requests; `None` if they have the timeout of the connections.
+    deadline: Option<Deadline>,
     finish: Finish<'a>,
 }
 
@@ -39,7 +42,12 @@ impl<'a> RowRead<'a> {
         requests: Vec<ServerRequest>,
         finish: impl FnOnce(Vec<Response>) -> Result<UniqueRows> + Send + 'a,
     ) -> Self {
-        Self { channels: channels.clone(), requests, finish: Box::new(finish) }
+        Self { channels: channels.clone(), requests, deadline: None, finish: Box::new(finish) }
+    }
+
+    /// Sets the deadline of the requests.
+    pub(crate) fn by(self, deadline: Deadline) -> Self {
+        Self { deadline: Some(deadline), ..self }
     }
 
     /// Returns a read that applies `next` to the rows of this one.
@@ -50,11 +58,13 @@ impl<'a> RowRead<'a> {
 
     /// Sends the requests, and returns the rows.
     pub(crate) fn send(self, operation: &'static str) -> Result<UniqueRows> {
-        (self.finish)(self.channels.ask(operation, self.requests)?)
+        let deadline = self.deadline.unwrap_or_else(|| self.channels.deadline());
+        (self.finish)(self.channels.start(self.requests, deadline).wait(operation)?)
     }
 
-    /// Sends the requests of all reads at once, and returns the rows of each; `None` for a `None` among the reads.
-    /// Reads over other connections than those of the first read are sent afterwards, one after another.
+    /// Sends the requests of all reads at once, and returns the rows of each. A `None` among the reads results in a
+    /// `None`. Reads that use other connections than the first read are sent later, one after another. Requests that
+    /// are sent at once have the earliest of their deadlines.
     ///
     /// # Errors
     /// Returns the errors of the servers.
@@ -66,18 +76,21 @@ impl<'a> RowRead<'a> {
             return Ok(reads.iter().map(|_| None).collect());
         };
         let (mut requests, mut finishes) = (Vec::new(), Vec::with_capacity(reads.len()));
+        let mut deadline = channels.deadline();
         for read in reads {
             finishes.push(match read {
                 Some(read) if !Arc::ptr_eq(&read.channels, &channels) => Part::Apart(read),
                 Some(read) => {
                     let count = read.requests.len();
+                    deadline =
+                        read.deadline.filter(|by| by.remaining() < deadline.remaining()).unwrap_or(deadline);
                     requests.extend(read.requests);
                     Part::Together(count, read.finish)
                 }
                 None => Part::Nothing,
             });
         }
-        let mut answers = channels.ask(operation, requests)?.into_iter();
+        let mut answers = channels.start(requests, deadline).wait(operation)?.into_iter();
         let rows = |part| match part {
             Part::Nothing => Ok(None),
             Part::Apart(read) => read.send(operation).map(Some),
@@ -102,7 +115,7 @@ impl SentReads {
             finishes.push((read.requests.len(), read.finish));
             requests.extend(read.requests);
         }
-        Self { replies: channels.start(requests), finishes }
+        Self { replies: channels.start(requests, channels.deadline()), finishes }
     }
 
     /// Waits for all responses. Returns the rows of each read.

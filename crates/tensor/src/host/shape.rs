@@ -183,6 +183,49 @@ impl HostTensor {
         with_buffer!(self.buffer(), v => HostTensor::new(take(v, rows, inner), shape))
     }
 
+    /// Returns the given rows of several tensors, in the order of the tensors. Shapes may differ only along axis 0.
+    ///
+    /// # Errors
+    /// - [`Error::Empty`]: `parts` is empty.
+    /// - [`Error::Axis`]: a tensor is a scalar.
+    /// - [`Error::Differs`]: a tensor does not match the first one.
+    /// - [`Error::Index`]: a row does not exist.
+    /// - [`Error::TooLarge`]: the number of elements of the result overflows.
+    ///
+    /// ```
+    /// use distribute_tensor::HostTensor;
+    ///
+    /// let (some, others) = (HostTensor::new(vec![1, 2, 3, 4], [2, 2])?, HostTensor::new(vec![5, 6], [1, 2])?);
+    /// let rows = HostTensor::take_rows_of(&[(&some, &[1]), (&others, &[0, 0])])?;
+    /// assert_eq!((rows.dims(), rows.to_vec::<i32>()?), (&[3, 2][..], vec![3, 4, 5, 6, 5, 6]));
+    /// assert!(HostTensor::take_rows_of(&[(&some, &[0]), (&others, &[1])]).is_err());
+    /// # Ok::<(), distribute_tensor::Error>(())
+    /// ```
+    pub fn take_rows_of(parts: &[(&HostTensor, &[usize])]) -> Result<HostTensor> {
+        const OPERATION: &str = "take_rows_of";
+        let [(first, _), ..] = parts else { return Err(Error::Empty { operation: OPERATION }) };
+        axis_of(OPERATION, 0, first.dims())?;
+        for (i, (tensor, rows)) in parts.iter().enumerate() {
+            let (expected, found) = ((first.dtype(), first.dims()), (tensor.dtype(), tensor.dims()));
+            check_pieces(OPERATION, 0, expected, found).map_err(|e| e.differs("tensor", i))?;
+            check_rows(OPERATION, rows, tensor.dims()[0])?;
+        }
+        fn take<T: Element>(_: &[T], parts: &[(&HostTensor, &[usize])], inner: usize) -> Result<Vec<T>> {
+            let count: usize = parts.iter().map(|(_, rows)| rows.len()).sum();
+            let mut out = Vec::with_capacity(count * inner);
+            for (tensor, rows) in parts {
+                let v = tensor.typed::<T>(OPERATION)?;
+                rows.iter().for_each(|r| out.extend_from_slice(&v[r * inner..(r + 1) * inner]));
+            }
+            Ok(out)
+        }
+        let mut shape = first.dims().to_vec();
+        let (_, _, inner) = sizes(&shape, 0);
+        shape[0] = parts.iter().map(|(_, rows)| rows.len()).fold(0, usize::saturating_add);
+        check_count(OPERATION, &shape)?;
+        with_buffer!(first.buffer(), v => HostTensor::new(take(v, parts, inner)?, shape))
+    }
+
     /// Returns the row at `index` along axis 0, without that axis.
     ///
     /// # Errors

@@ -224,12 +224,19 @@ fn pass<'a>(
 }
 
 fn on_workers<R: Rule + Clone + 'static>(workers: usize, replicas: usize, plan: Plan, rule: &R) -> Outcome {
-    let worker = |strategy: &Strategy| train(strategy, plan, rule);
+    let worker = |strategy: &Strategy| {
+        let outcome = train(strategy, plan, rule)?;
+        let servers = strategy.extended().parameter_servers();
+        Ok((outcome, servers.map_or(0, |servers| servers.prefetch_usage().prefetched)))
+    };
     let outcomes = match plan.tables {
         Some(tables) => crate::multi_worker::tables::on_threads(workers, replicas, tables, worker),
         None => crate::multi_worker::on_threads(workers, replicas, worker),
     };
-    let outcomes = outcomes.unwrap();
+    let (outcomes, prefetched): (Vec<_>, Vec<_>) = outcomes.unwrap().into_iter().unzip();
+    // The last batch may be that of one worker.
+    let is_prefetched = prefetched.iter().any(|rows| *rows > 0);
+    assert_eq!(is_prefetched, plan.prefetch, "{prefetched:?} rows of {workers} workers: {plan:?}");
     for other in &outcomes[1..] {
         assert!(*other == outcomes[0], "all workers have the same weights: {plan:?}");
     }
