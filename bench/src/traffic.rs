@@ -23,7 +23,7 @@ enum Kind {
     Add,
 }
 
-/// Returns figures for copies and sums at the sizes of the all-reduce.
+/// Returns figures for copies and sums of the sizes that the figures of the all-reduce have.
 pub fn figures() -> Vec<Box<dyn Figure>> {
     let mut all: Vec<Box<dyn Figure>> = Vec::new();
     for kind in [Kind::Copy, Kind::Add] {

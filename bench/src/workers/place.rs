@@ -74,7 +74,8 @@ impl Communication {
 pub enum Work {
     /// All-reduces of vectors of the given size in bytes.
     Sum { links: Links, bytes: usize, seconds: f64 },
-    /// Exchanges, in which each worker only sends the given number of bytes to the others.
+    /// Exchanges: each worker sends a vector of the given size in bytes to every other worker, and no vectors are
+    /// added.
     Exchange { bytes: usize, seconds: f64 },
     /// Training steps of the model with the given name.
     Train { model: String, communication: Communication, seconds: f64 },

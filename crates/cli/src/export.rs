@@ -83,7 +83,12 @@ impl Exports {
     }
 }
 
-/// Exports repeatedly until the process is interrupted, or one time with `--once`.
+/// Exports repeatedly until the process is interrupted, or one time with `--once`. Failures that may pass are printed,
+/// and the export is tried again.
+///
+/// # Errors
+/// Returns an error if an option is invalid, if a server cannot be reached and a retry would not help, or if the output
+/// cannot be written. With `--once`, also if anything was not exported.
 pub fn run(arguments: &Arguments) -> Result<()> {
     let cluster = ClusterSpec::from_lists([("ps", &arguments.servers)])?;
     let clients =

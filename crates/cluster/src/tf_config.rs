@@ -38,8 +38,8 @@ pub struct TfConfig {
     /// The protocol prefix of addresses, such as `grpc`; `None` means no prefix.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rpc_layer: Option<String>,
-    /// The address that [`master`](crate::resolver::ClusterResolver::master) returns for every task; `None` means the
-    /// address of the task itself.
+    /// The address that [`master_of`](crate::resolver::ClusterResolver::master_of) returns for every task; `None` means
+    /// the address of the task itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session_master: Option<String>,
 }

@@ -68,8 +68,7 @@ impl Picks {
         Ok(())
     }
 
-    /// Appends the rows in `other`. Returns `other` if that is not possible, for example because there is not
-    /// enough memory for a list.
+    /// Appends the rows in `other`. Returns `other`, and changes nothing, if there is not enough memory for the list.
     fn append(&mut self, other: Picks) -> Option<Picks> {
         match (&mut *self, other) {
             (Picks::Range(mine), Picks::Range(theirs)) if mine.end == theirs.start => mine.end = theirs.end,

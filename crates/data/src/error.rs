@@ -315,7 +315,7 @@ pub enum Error {
         /// The operation that returned the error.
         operation: &'static str,
     },
-    /// Files cannot be dealt to workers that read in lock step.
+    /// Files cannot be dealt: the pipeline or the workers forbid it, or the methods of a pass were called out of order.
     #[error("the files cannot be dealt to the workers: {why}")]
     NotDealt {
         /// The reason, and the advice.

@@ -1,4 +1,5 @@
-//! The random numbers of shuffles.
+//! Random numbers that depend only on a seed and an epoch. Shuffles, samples from several datasets, and the order of
+//! dealt files use them.
 
 use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};

@@ -31,7 +31,8 @@ pub(crate) struct Policy {
     /// The minimum number of tasks that train, including the first. The job continues after others have failed
     /// permanently if at least this number of tasks is left or has succeeded. `None` means that all are required.
     pub min_workers: Option<usize>,
-    /// Whether some of the tasks that train are spares. Others then wait only for the first task.
+    /// Whether some of the tasks that train are spares. Spares replace any task except the first. The others therefore
+    /// wait only for the first task, which is restarted without a delay if it has run for a while.
     pub spares: bool,
     /// The time for tasks to exit after they are asked to.
     pub grace: Duration,

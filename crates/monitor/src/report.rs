@@ -130,9 +130,10 @@ pub struct Progress {
     pub steps: u64,
     /// The total number of examples in optimizer steps.
     pub examples: f64,
-    /// The loss of the last step; `None` before the first step, and if the loss is not finite.
+    /// The latest known loss; `None` if no loss is known yet, or if it is not finite. The loss of a step on a device
+    /// may become known some steps later.
     pub loss: Option<f64>,
-    /// Whether the loss of the last step was NaN or infinite.
+    /// Whether the latest known loss is NaN or infinite.
     pub diverged: bool,
     /// The recent number of steps per second.
     pub steps_per_second: f64,

@@ -300,7 +300,8 @@ impl<R: Rule> Optimizer<R> {
         self.inner.rate.set(learning_rate)
     }
 
-    /// Returns the number of steps that have been applied.
+    /// Returns the number of steps that have been applied, including those before a restored checkpoint.
+    /// [Skipped steps](Self::skipped_steps) do not count.
     #[doc(alias = "tf.keras.optimizers.Optimizer.iterations")]
     pub fn finished_steps(&self) -> u64 {
         self.inner.finished_steps()

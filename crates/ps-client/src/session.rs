@@ -246,8 +246,8 @@ impl Session {
         lock(&self.state).fetch_error.clone().map_or(Ok(()), |error| Err(Error::Shared(error)))
     }
 
-    /// Makes the running step fail with `error`. Code that could not fetch values, and cannot return an error, calls
-    /// this. Returns `error` if no step is running.
+    /// Makes the running step fail with `error`, unless it fails with an earlier one already. Code that could not fetch
+    /// values, and cannot return an error, calls this. Returns `error` if no step is running.
     pub fn fail_step(&self, error: Error) -> Option<Error> {
         let mut state = lock(&self.state);
         if state.running == 0 {

@@ -115,7 +115,7 @@ impl Prefetch {
         PrefetchLookup { places, late }
     }
 
-    /// Returns how many of the looked up rows were prefetched.
+    /// Returns the numbers of looked up rows that were prefetched, and of those that were not.
     pub fn usage(&self) -> PrefetchUsage {
         self.usage
     }

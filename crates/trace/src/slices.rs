@@ -21,7 +21,7 @@ pub(super) struct Slice {
     pub(super) end: u64,
 }
 
-/// The spans that a thread has entered.
+/// The spans that a thread has entered and not exited.
 #[derive(Default)]
 pub(super) struct Stack(Vec<Open>);
 

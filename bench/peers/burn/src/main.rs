@@ -1,6 +1,7 @@
 //! The benchmark's work in burn, with its stock layers and optimizer: on one thread, or with matrix products on
-//! several. The options are those of the Python scripts: `--list`, `--serve`, or rounds without either. The formulas
-//! are those of common.py.
+//! several. The options are those of the Python scripts: with `--list`, the program prints its figures; with
+//! `--serve`, it measures a round per request; by default, it measures several rounds. The formulas are those of
+//! common.py.
 
 use burn::nn::loss::{BinaryCrossEntropyLossConfig, CrossEntropyLossConfig};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};

@@ -105,8 +105,8 @@ impl DeviceName {
     }
 }
 
-/// Returns `true` if a tensor is in CPU memory, where this project's own loops can compute with it. Candle's operations
-/// are used for all other tensors.
+/// Returns `true` if this project's own loops compute with a tensor: it is in CPU memory, and
+/// `DISTRIBUTE_GENERIC_DEVICES` is not 1. Candle's operations are used for all other tensors.
 pub fn is_native(tensor: &candle_core::Tensor) -> bool {
     tensor.device().is_cpu() && !generic()
 }

@@ -245,8 +245,8 @@ pub enum Error {
         /// The function that was called.
         operation: &'static str,
     },
-    /// Something outside this process failed. For example, a server cannot start, workers differ, or a wait timed out.
-    /// The kind determines how to react.
+    /// A failure that no other variant describes. For example, a server cannot start, workers differ, a wait timed out,
+    /// or a call is not possible while each worker trains alone. The kind determines how to react.
     #[error("{operation}: {reason}")]
     Failed {
         /// The kind of the failure.

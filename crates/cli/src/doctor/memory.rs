@@ -11,8 +11,8 @@ const COPIES: usize = 10;
 /// The number of rounds. The fastest round counts, because other programs disturb some of them.
 const ROUNDS: usize = 5;
 
-/// Returns the memory bandwidth, in gigabytes per second, of `threads` threads that copy at the same time. The copies
-/// are too large for caches.
+/// Returns the number of gigabytes per second that `threads` threads together copy. A copied byte counts once, although
+/// it is read and written. The copies are too large for caches.
 pub fn bandwidth(threads: usize) -> Result<f64> {
     let strategy = MirroredStrategy::cpus(threads)?;
     let each = BYTES / size_of::<f32>() / threads;

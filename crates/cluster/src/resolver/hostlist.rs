@@ -21,7 +21,7 @@ const TASKS: &str = "tasks per node";
 /// ```
 ///
 /// # Errors
-/// - [`ClusterError::Malformed`]: the text is not a host list.
+/// - [`ClusterError::Malformed`]: the text is not a host list, or has more than 65 536 hosts.
 #[doc(alias = "tf.distribute.cluster_resolver.SlurmClusterResolver")]
 #[doc(alias = "SlurmClusterResolver")]
 pub fn expand_hostlist(text: &str) -> Result<Vec<String>, ClusterError> {
@@ -88,7 +88,7 @@ fn digits(text: &str) -> bool {
 /// ```
 ///
 /// # Errors
-/// - [`ClusterError::Malformed`]: the text is not such a list.
+/// - [`ClusterError::Malformed`]: the text is not such a list, or has more than 65 536 nodes.
 pub fn expand_tasks_per_node(text: &str) -> Result<Vec<usize>, ClusterError> {
     let mut tasks = Vec::new();
     for part in text.split(',') {

@@ -16,8 +16,8 @@ use std::time::Duration;
 /// as long for its verdict.
 pub const GRACE: Duration = Duration::from_millis(500);
 
-/// The time to wait for the verdict on a lost worker. The deciding worker may not have noticed the loss, and may
-/// already have finished the round.
+/// The time for which a worker waits for the verdict after another worker was lost. Then it decides itself, because the
+/// deciding worker may not have noticed the loss, and may already have finished the round.
 pub const VERDICT: Duration = Duration::from_millis(100);
 
 /// The maximum number of consecutive calls that a worker aborts without waiting for the others.

@@ -1,4 +1,4 @@
-//! Updates of variables outside `run`, once per copy.
+//! Updates of variables in a cross-replica context, once per copy, and the placement of variables next to others.
 
 use super::Destinations;
 use crate::context::{Mode, UpdateContext, current_kind, current_strategy, enter, has_strategy, mixed};

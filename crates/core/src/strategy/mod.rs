@@ -112,7 +112,8 @@ struct Inner {
     local_steps: Option<LocalSteps>,
     /// The number of local steps since the workers last agreed on their weights, of all optimizers together.
     apart: AtomicU64,
-    /// The number of outer steps since optimizers were restored, of all optimizers together, including dropped ones.
+    /// The number of outer steps since the state of optimizers was last restored, or was transferred after a
+    /// rendezvous. It includes all optimizers, also dropped ones.
     outer_steps: AtomicU64,
     optimizers: AtomicU64,
     precision: Mutex<MixedPrecision>,

@@ -330,8 +330,8 @@ struct Properties {
 }
 
 impl Variable {
-    /// Creates one of a model's weights: a single copy, which the replicas of this process share, the copies that
-    /// [`colocate_vars_with`](Strategy::colocate_vars_with) requests, or storage on parameter servers.
+    /// Creates one of a model's weights: as a single copy that the replicas of this process share, as the copies that
+    /// [`colocate_vars_with`](Strategy::colocate_vars_with) requests, or on parameter servers.
     pub(super) fn weights(strategy: &Strategy, model_init: &ModelInit<'_>) -> Result<Variable> {
         // Only optimizers write weights, and they do not need these rules.
         let (synchronization, aggregation) = (VariableSynchronization::OnWrite, VariableAggregation::None);

@@ -140,8 +140,9 @@ impl Planned {
     }
 }
 
-/// Returns the steps whose elements are compared after the first `steps` steps, if the last comparison was after the
-/// first `compared` steps. There are at most `every`, because these include all elements.
+/// Returns the steps whose elements are compared now, after `steps` steps: those since the last comparison, which was
+/// after `compared` steps. If these are more than `every` steps, returns the last `every`, because their elements are
+/// all elements.
 fn steps_to_compare(compared: u64, steps: u64, every: u64) -> RangeInclusive<u64> {
     let first = (compared.saturating_add(1)).max(steps.saturating_sub(every - 1));
     // After a restore, the number of steps may be smaller.

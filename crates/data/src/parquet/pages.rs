@@ -29,7 +29,8 @@ pub(super) struct Page {
 pub(super) struct Widest {
     /// An upper bound in bytes on the longest text of the dictionary; 0 if there is no dictionary.
     pub(super) entry: u64,
-    /// The average memory in bytes of a text in the dictionary.
+    /// The average size in bytes of a text in the dictionary page, rounded down, without [`TEXT`]; 0 if there is no
+    /// dictionary.
     average: u64,
     /// The memory that the column's values occupy.
     pub(super) size: ColumnSize,

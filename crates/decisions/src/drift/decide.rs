@@ -145,7 +145,7 @@ mod tests {
         VariableChecksum { id, name: name.into(), value: "float32[2]".into(), sum }
     }
 
-    /// Decides on one variable with these checksums.
+    /// Returns the workers and the text of the drift of one variable with these checksums, one for each worker.
     fn judged(sums: &[u32]) -> Option<(Vec<usize>, String)> {
         let all: Vec<_> = sums.iter().map(|one| vec![sum(1, "w", *one)]).collect();
         find_drift(&all).map(|drifted| (drifted.workers, drifted.text))

@@ -158,8 +158,8 @@ impl Decoder {
         });
     }
 
-    /// Returns memory for a body of `length` bytes. If possible, this is the memory of an earlier large body that is no
-    /// longer used.
+    /// Returns the memory of an earlier large body that is no longer used, shortened to `length` bytes. Returns an
+    /// empty vector if none fits, or if `length` is not in [`REUSED`].
     fn reusable(&mut self, length: usize) -> Vec<u8> {
         let fits = |spare: &Bytes| (length..=4 * length).contains(&spare.len()) && spare.is_unique();
         match self.spare.iter().position(fits) {

@@ -22,7 +22,7 @@ use std::sync::atomic::AtomicBool;
 /// The state of all checks of an optimizer.
 #[derive(Debug, Default)]
 pub(crate) struct Checks {
-    /// Whether missing gradients have been checked. They are only checked in the first step.
+    /// Whether a step has passed the check of missing gradients. Later steps check neither these nor batch-norm layers.
     pub(crate) missing_done: AtomicBool,
     pub(crate) examples: examples::ExamplesCheck,
     pub(crate) stale: stale::StaleCheck,

@@ -166,8 +166,8 @@ pub(crate) fn split_after_closures(transforms: &[Transform]) -> impl Iterator<It
     transforms.split_inclusive(|transform| transform.closure().is_some())
 }
 
-/// Computes the norms that transforms need, if there are any. `all` receives the sums of squares of this worker and
-/// returns those of all workers.
+/// Computes the norms that transforms need, if there are any, and returns the transforms with these norms. `all`
+/// receives the sums of squares of this worker and returns those of all workers.
 pub(crate) fn resolve(
     transforms: &[Transform],
     parameters: &Parameters,

@@ -75,8 +75,9 @@ impl StepLog {
 }
 
 impl Inner {
-    /// Decides about the step on replica 0, for all replicas. Adds the step's warnings to `log`, adapts the loss scale,
-    /// and records the examples and the loss in the strategy's statistics.
+    /// Decides, on replica 0 and for all replicas, whether the step is applied or skipped, and with which learning rate
+    /// and loss. Adds the step's warnings to `log`, adapts the loss scale, and records the examples and the loss in the
+    /// strategy's statistics.
     ///
     /// # Errors
     /// Returns the error with which the step must fail on all replicas.
@@ -248,8 +249,8 @@ impl Inner {
         Ok(records.iter().find_map(|record| postcard::from_bytes(record).ok().flatten()))
     }
 
-    /// Reports variables that have no gradient on any replica, as a warning or as an error. This is only called in the
-    /// first step.
+    /// Reports variables that have no gradient on any replica, as a warning or as an error. This is called until a
+    /// step has passed.
     fn check_missing_gradients(&self, log: &mut StepLog, all: &[&StepHeader]) -> Result<()> {
         if self.missing_gradients != MissingGradients::Quiet {
             let names = self.variable_names().enumerate();

@@ -203,8 +203,8 @@ pub(crate) fn slot_here(optimizer: &Inner, variable: usize, slot: usize) -> Resu
     optimizer.progress.read("slot")?[variable].tensor(slot, shape, var)
 }
 
-/// Adds the slots of variables, from the memory of this process, to a checkpoint: those of the variables for whose
-/// index `is_here` returns `true`.
+/// Adds the slots that are in the memory of this process to a checkpoint, for the variables whose index satisfies
+/// `is_here`.
 pub(crate) fn save_slots_here(
     optimizer: &Inner,
     prefix: &str,

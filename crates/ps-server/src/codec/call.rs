@@ -43,7 +43,7 @@ pub(crate) struct Call {
     /// The type in which the client requests `float32` rows, and `float32` values that it only reads to compute with
     /// them.
     pub wire: Wire,
-    /// Whether exact values may be sent in bf16.
+    /// Whether the response may contain values in bf16 if that loses no bit.
     pub shortest: bool,
     /// Whether the request, and therefore the response, is a batch.
     pub batch: bool,

@@ -41,8 +41,8 @@ fn put_head(head: &impl serde::Serialize, to: Vec<u8>) -> Result<Vec<u8>, Malfor
     postcard::to_extend(head, to).map_err(|_| Malformed("a head that cannot be encoded"))
 }
 
-/// Decodes the next head, and returns it with the remaining bytes. If there are more than a few bytes, subtracts the
-/// memory of the head's contents from the budget of the message.
+/// Decodes the next head, and returns it with the remaining bytes. If `from` has more than [`SHORT`] bytes, subtracts
+/// the memory of the head's contents from the budget of the message.
 fn take_head<'a, T: serde::Deserialize<'a>>(
     from: &'a [u8],
     budget: &Budget,

@@ -140,7 +140,7 @@ impl<T: Number> Segment<T> {
     }
 
     /// Replaces elements of a row, beginning with element `at` of its values and slots. Values that are stored in bf16
-    /// are rounded to the nearest.
+    /// are rounded to the nearest bf16 number.
     fn write_part(&mut self, row: u32, at: usize, part: &[T]) {
         let Some(halves) = &mut self.halves else {
             self.rows.row_mut(row)[at..at + part.len()].copy_from_slice(part);

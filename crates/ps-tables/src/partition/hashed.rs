@@ -35,7 +35,7 @@ impl HashPartition {
         ((u128::from(hash) * self.shards as u128) >> 64) as usize
     }
 
-    /// Sorts ids by shard.
+    /// Groups ids by shard. Within each shard, the ids keep their order in `ids`.
     pub fn split(&self, ids: &[i64]) -> Split<i64> {
         let places: Vec<_> = ids.iter().map(|id| (self.shard(*id), *id)).collect();
         Split::new(self.shards, &places)

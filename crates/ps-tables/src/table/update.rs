@@ -211,7 +211,7 @@ pub(crate) fn require_rows(table: &str, rule: &dyn Rule) -> Result<()> {
     Err(Error::NeedsVariable { table: table.to_owned(), rule: rule.name() })
 }
 
-/// The values of a stripe during an update. Those stored in bf16 are converted.
+/// The values of a stripe during an update. Those stored in bf16 are converted to f32.
 enum Opened<'a> {
     Full(&'a mut Buffer),
     Halves(Buffer, &'a mut [u16]),

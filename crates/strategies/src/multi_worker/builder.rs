@@ -332,11 +332,12 @@ impl MultiWorkerMirroredStrategyBuilder {
     /// - [`Error::UnusedSpare`]: the training has ended, and there are spares.
     /// - [`Error::Device`]: this build cannot use a device.
     /// - [`Error::InvalidArgument`]: there are no replicas; the numbers of devices and replicas differ; logical
-    ///   replicas are combined with them; the cluster has fewer workers than the minimum, or fewer than two next to its
-    ///   spares; a group is combined with a cluster resolver, spares, or an option for connections or the number of
-    ///   workers or replicas; an option of [`CommunicationOptions`] is out of range; tables are stored on workers that
-    ///   may be missing; an environment variable is malformed; or [local steps](Self::local_steps) are out of range or
-    ///   do not combine with another setting.
+    ///   replicas are combined with devices, replicas per worker, or error feedback; the minimum number of workers is 0
+    ///   or exceeds that of the cluster; `shrink_after` is too short; there are fewer than two workers next to the
+    ///   spares; an option needs tables that are not mirrored; a group is combined with a cluster resolver, spares, or
+    ///   an option for connections or the number of workers or replicas; an option of [`CommunicationOptions`] is out
+    ///   of range; tables are stored on workers that may be missing; an environment variable is malformed; or
+    ///   [local steps](Self::local_steps) are out of range or do not combine with another setting.
     /// - [`Error::Failed`]: the parameter servers that store tables cannot be reached.
     /// - [`Error::Worker`], [`Error::Collective`], [`Error::Server`]: a worker cannot offer its share of tables, cannot
     ///   reach the servers or the shares of the others, or does not build a strategy with the same tables.

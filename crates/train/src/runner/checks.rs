@@ -14,6 +14,7 @@ impl Trainer<'_> {
     ///   not support one.
     /// - [`Error::NotSupported`]: there are several workers, which only run functions that a coordinator schedules.
     /// - [`Error::Data`]: the global batch cannot be divided equally over the replicas.
+    /// - The errors of the strategy's cluster resolver.
     pub(super) fn check(&self, strategy: &Strategy, validates: bool, has_ema: bool) -> Result<()> {
         self.counts()?;
         self.fit(validates, has_ema)?;
