@@ -61,9 +61,10 @@ impl Stream {
     /// [`Interrupted`](io::ErrorKind::Interrupted) if the call can be repeated, and another one if the connection has
     /// failed.
     pub fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let Some(pair) = self.pair.clone() else { return self.receive(into) };
+        let Some(pair) = &self.pair else { return self.receive(into) };
         let mut read = pair.read(into).map_err(io::Error::other)?;
         if read == 0 && self.ended.is_none() && pair.take_socket_event() {
+            let pair = pair.clone();
             read = self.look_again(&pair, into)?;
         }
         if read == 0 {
@@ -72,7 +73,7 @@ impl Stream {
                 None => Err(io::ErrorKind::WouldBlock.into()),
             };
         }
-        if pair.must_notify_room() {
+        if self.pair.as_ref().is_some_and(|pair| pair.must_notify_room()) {
             self.wake()?;
         }
         Ok(read)

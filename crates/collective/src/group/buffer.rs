@@ -10,6 +10,9 @@ use std::sync::Arc;
 /// The maximum number of unused buffers that are kept for later. If there are more, one of them is freed.
 const MAX_IDLE: usize = 8;
 
+/// The minimum size in bytes of buffers in shared memory. Shorter bodies are copied when they are sent.
+const SHORTEST_SHARED: usize = 2 << 10;
+
 /// A pool of buffers. A buffer returns to the pool when its last reader drops it.
 #[derive(Clone, Debug)]
 pub struct Buffers {
@@ -59,7 +62,8 @@ impl Buffers {
     /// Returns memory for `len` bytes, whose contents are arbitrary: zeros or earlier data. It is aligned for numbers
     /// of any type. Workers on this machine read it without a copy if the transport can share memory.
     pub fn take(&self, len: usize) -> Buffer {
-        if let Some(region) = self.transport.as_ref().and_then(|transport| transport.memory(len)) {
+        let transport = self.transport.as_ref().filter(|_| len >= SHORTEST_SHARED);
+        if let Some(region) = transport.and_then(|transport| transport.memory(len)) {
             return Buffer(Memory::Shared(region));
         }
         let words = self.idle.take(len.div_ceil(size_of::<u64>()));

@@ -126,7 +126,7 @@ impl<'a> GroupCall<'a> {
         what: &str,
         body: impl FnMut(usize) -> Bytes,
     ) -> Result<Vec<Bytes>, Failure> {
-        if self.begun { self.next_round(what, body) } else { Ok(self.agree(self.statuses.clone(), body)?) }
+        if self.begun { self.next_round(what, body) } else { Ok(self.agree(None, body)?) }
     }
 
     /// Makes a round like [`round`](Self::round), except that workers must also agree on `what` if it is the first
@@ -136,7 +136,7 @@ impl<'a> GroupCall<'a> {
         what: &str,
         body: impl FnMut(usize) -> Bytes,
     ) -> Result<Vec<Bytes>, Failure> {
-        if self.begun { self.next_round(what, body) } else { Ok(self.agree(self.statuses_in(what), body)?) }
+        if self.begun { self.next_round(what, body) } else { Ok(self.agree(Some(what), body)?) }
     }
 
     /// Makes the first round of the call, in which all workers agree on the call. Later rounds are marked as parts of
@@ -146,15 +146,19 @@ impl<'a> GroupCall<'a> {
     /// Returns the same [`Blame`] on every worker if workers make different calls, or if a worker exited, was lost or
     /// timed out.
     pub(super) fn first_round(&mut self, body: Bytes) -> Result<Vec<Bytes>, Arc<Blame>> {
-        self.agree(self.statuses.clone(), |_| body.clone())
+        self.agree(None, |_| body.clone())
     }
 
     fn agree(
         &mut self,
-        statuses: Vec<ReplicaStatus>,
+        part: Option<&str>,
         body: impl FnMut(usize) -> Bytes,
     ) -> Result<Vec<Bytes>, Arc<Blame>> {
-        let bodies = self.session.all_to_all(statuses, body, self.timeout)?;
+        let (session, statuses, timeout) = (self.session, self.statuses.clone(), self.timeout);
+        let bodies = match part {
+            Some(part) => session.first_part(part, statuses, body, timeout)?,
+            None => session.all_to_all(statuses, body, timeout)?,
+        };
         self.begun = true;
         for status in &mut self.statuses {
             if let Presence::Waiting(call) = &mut status.presence {
@@ -171,17 +175,6 @@ impl<'a> GroupCall<'a> {
         what: &str,
         body: impl FnMut(usize) -> Bytes,
     ) -> Result<Vec<Bytes>, Failure> {
-        Ok(self.session.next_round(self.statuses_in(what), body, self.timeout)?)
-    }
-
-    /// Returns the statuses of this worker's replicas, with `what` added to the details of the call.
-    fn statuses_in(&self, what: &str) -> Vec<ReplicaStatus> {
-        let mut statuses = self.statuses.clone();
-        for status in &mut statuses {
-            if let Presence::Waiting(call) = &mut status.presence {
-                *call = Fingerprint { detail: format!("{}: {what}", call.detail).into(), ..call.clone() };
-            }
-        }
-        statuses
+        Ok(self.session.next_round(what, self.statuses.clone(), body, self.timeout)?)
     }
 }

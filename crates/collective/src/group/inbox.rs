@@ -11,6 +11,7 @@ use distribute_cluster::Deadline;
 use distribute_files::memory;
 use distribute_net::{Message, PollOutcome, Receiver, Transport};
 use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -47,11 +48,29 @@ struct Shared {
 struct State {
     /// The reason why each worker is unreachable; `None` for a worker that is reachable.
     lost: Vec<Option<Loss>>,
-    names: HashMap<u64, Sessions>,
+    names: HashMap<u64, Sessions, BuildHasherDefault<NameHasher>>,
     /// The total size in bytes of the stored frames of each worker.
     waiting: Vec<usize>,
     /// The maximum total size in bytes of the stored frames.
     most: usize,
+}
+
+/// A hasher of names of sessions, which are digests already. Even if all names collide, there are only [`MAX_NAMES`].
+#[derive(Default)]
+struct NameHasher(u64);
+
+impl Hasher for NameHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
+    }
+
+    fn write_u64(&mut self, name: u64) {
+        self.0 = (self.0.rotate_left(5) ^ name).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
 }
 
 /// The sessions of one name: their count, and the frames of the latest ones.
@@ -195,19 +214,25 @@ impl Inbox {
         transport: &dyn Transport,
     ) -> Event {
         loop {
-            if let Some(event) = self.poll(session, lost_seen) {
-                return event;
+            let patience = deadline.look();
+            if patience.is_zero() {
+                return self.poll(session, lost_seen).unwrap_or(Event::Expired);
             }
-            if deadline.has_passed() {
-                return Event::Expired;
+            let outcome = transport.poll(patience, &|| lock(&self.0.state).has_event(session, lost_seen));
+            if outcome == PollOutcome::Delivered {
+                if let Some(event) = self.poll(session, lost_seen) {
+                    return event;
+                }
+                continue;
             }
-            let outcome =
-                transport.poll(deadline.look(), &|| lock(&self.0.state).has_event(session, lost_seen));
             deadline.look();
-            let turn = &mut Deadline::after(POLL_INTERVAL);
+            let mut turn;
             let deadline = match outcome {
                 PollOutcome::Delivered | PollOutcome::Nothing => continue,
-                PollOutcome::Elsewhere => turn,
+                PollOutcome::Elsewhere => {
+                    turn = Deadline::after(POLL_INTERVAL);
+                    &mut turn
+                }
                 PollOutcome::Never => &mut *deadline,
             };
             let mut state = lock(&self.0.state);
@@ -268,7 +293,7 @@ impl Receiver for Inbox {
 
 impl State {
     fn new(workers: usize, most: usize) -> Self {
-        Self { lost: vec![None; workers], names: HashMap::new(), waiting: vec![0; workers], most }
+        Self { lost: vec![None; workers], names: HashMap::default(), waiting: vec![0; workers], most }
     }
 
     /// Subtracts the size of a removed frame from its worker's total.

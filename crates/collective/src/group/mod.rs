@@ -25,6 +25,7 @@
 //! | [`checksums`], `loss` | [`Checksums`] of messages; [`Loss`]: why a worker is lost to another one |
 //! | [`session`] | [`Session`]: the calls of one step |
 //! | [`protocol`], [`round`] | the state of a worker in a session, and in one round: pure state machines |
+//! | `repeated_calls` | the digests of calls that a session made before |
 //! | `recorder` | the last calls of this worker, reported with a blame |
 //! | [`group_call`] | [`GroupCall`]: a call of the replicas of all workers, in one round or several |
 //! | `reduce`, `raw` | reducing and gathering leaves, in the one order of sums; elements as bytes |
@@ -76,6 +77,7 @@ mod raw;
 mod recorder;
 mod reduce;
 mod reformable;
+mod repeated_calls;
 pub mod round;
 mod schedule;
 pub mod session;

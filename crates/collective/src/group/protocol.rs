@@ -5,10 +5,11 @@
 //! [`Session`](super::Session) executes them with a transport and a clock, and the simulation executes them without
 //! either.
 
+use super::repeated_calls::RepeatedCalls;
 use super::round::{Next, Round};
 use super::{Content, Frame, Loss, SessionId};
 use bytes::Bytes;
-use distribute_cluster::{Blame, Fingerprint, Presence, ReplicaStatus, World};
+use distribute_cluster::{Blame, Presence, ReplicaStatus, World};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -99,6 +100,8 @@ pub struct Protocol {
     lost: Vec<bool>,
     reasons: Vec<(usize, Loss)>,
     current: Option<Current>,
+    /// The calls that this worker made before.
+    calls: RepeatedCalls,
     /// The reason why the session is over, if it is.
     over: Option<Arc<Blame>>,
 }
@@ -145,6 +148,7 @@ impl Protocol {
             lost: vec![false; workers],
             reasons: Vec::new(),
             current: None,
+            calls: RepeatedCalls::default(),
             over: None,
         }
     }
@@ -194,6 +198,21 @@ impl Protocol {
         Frame { session: self.session, round: self.round, content, sum: None }
     }
 
+    /// Sets the calls that were made before, such as those of the last session.
+    pub(super) fn set_repeated_calls(&mut self, calls: RepeatedCalls) {
+        self.calls = calls;
+    }
+
+    /// Returns the calls that were made before, for the next session.
+    pub(super) fn take_repeated_calls(&mut self) -> RepeatedCalls {
+        std::mem::take(&mut self.calls)
+    }
+
+    /// Changes the calls of replicas to the part `part` of these calls.
+    pub(super) fn enter_part(&mut self, statuses: &mut [ReplicaStatus], part: &str) {
+        self.calls.enter_part(statuses, part);
+    }
+
     /// Begins the next round, unless the session is over. `statuses` are those of this worker's replicas; if one of
     /// them is still running, this worker has timed out. `step` is the step to report in errors.
     pub fn begin(&mut self, step: u64, statuses: Vec<ReplicaStatus>, timeout: Duration) {
@@ -202,7 +221,7 @@ impl Protocol {
         }
         (self.round, self.aborts_in_row) = (self.round + 1, 0);
         let late = statuses.iter().any(|status| !status.is_blocked_or_done());
-        let mut round = Round::new(self.world, step, statuses, timeout);
+        let mut round = Round::repeated(self.world, step, statuses, timeout, &mut self.calls);
         if late {
             round.expire();
         }
@@ -227,7 +246,7 @@ impl Protocol {
     /// Returns the digest of the call that this worker's replicas make in the current round, if they agree on one. The
     /// caller must first send it to all other workers, with the data for each of them.
     pub fn call(&self) -> Option<u64> {
-        self.current.as_ref()?.round.call().map(Fingerprint::digest)
+        self.current.as_ref()?.round.digest()
     }
 
     /// Skips the next round, because this worker has failed. Returns the frame that reports this to the other workers.

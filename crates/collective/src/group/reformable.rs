@@ -15,6 +15,11 @@ pub(super) struct ReformableLinks {
     /// The current world, or the previous one while the group re-forms.
     world: RwLock<(World, Arc<WorkerLocations>)>,
     generation: AtomicU64,
+    /// The workers of the current world to which messages may leave this machine, one bit for each. Ranks from 64 on
+    /// are looked up in the mesh.
+    distant: AtomicU64,
+    /// The longest time by which the shutdown wait of the current mesh was extended, in milliseconds.
+    longest_wait: AtomicU64,
 }
 
 /// The positions and addresses of the workers of a world.
@@ -36,7 +41,8 @@ impl ReformableLinks {
     pub fn new(mesh: Mesh) -> Self {
         let generation = AtomicU64::new(mesh.generation());
         let world = RwLock::new((mesh.world(), WorkerLocations::of(&mesh)));
-        Self { mesh: RwLock::new(Some(mesh)), world, generation }
+        let distant = AtomicU64::new(distant(&mesh));
+        Self { mesh: RwLock::new(Some(mesh)), world, generation, distant, longest_wait: AtomicU64::new(0) }
     }
 
     /// Creates the links of a spare, which is in no world yet. `world` is returned as its world until it joins one, and
@@ -44,7 +50,8 @@ impl ReformableLinks {
     pub fn spare(world: World, generation: u64) -> Self {
         let locations = WorkerLocations { positions: Vec::new(), addresses: Vec::new() };
         let world = RwLock::new((world, Arc::new(locations)));
-        Self { mesh: RwLock::new(None), world, generation: AtomicU64::new(generation) }
+        let (distant, longest_wait) = Default::default();
+        Self { mesh: RwLock::new(None), world, generation: AtomicU64::new(generation), distant, longest_wait }
     }
 
     /// Returns whether this process is a spare that has been in no world yet.
@@ -66,7 +73,10 @@ impl ReformableLinks {
         self.generation.store(mesh.generation(), Ordering::Relaxed);
         let world = (mesh.world(), WorkerLocations::of(&mesh));
         *self.world.write().unwrap_or_else(PoisonError::into_inner) = world;
-        *self.mesh.write().unwrap_or_else(PoisonError::into_inner) = Some(mesh);
+        let mut current = self.mesh.write().unwrap_or_else(PoisonError::into_inner);
+        self.distant.store(distant(&mesh), Ordering::Relaxed);
+        self.longest_wait.store(0, Ordering::Relaxed);
+        *current = Some(mesh);
     }
 
     /// Returns the generation of the current world, or of the previous one while the group re-forms.
@@ -111,6 +121,13 @@ impl ReformableLinks {
     }
 }
 
+/// Returns the first workers to which messages may leave this machine, as bits.
+fn distant(mesh: &Mesh) -> u64 {
+    let first = 0..mesh.world().workers().min(u64::BITS as usize);
+    first.filter(|worker| mesh.leaves_machine(*worker)).fold(0, |bits, worker| bits | 1 << worker)
+}
+
+// Short messages take no more time than a few locks, so what every call asks is read without one.
 impl Transport for ReformableLinks {
     fn send(&self, to: usize, message: Message) {
         if let Some(mesh) = &*self.mesh() {
@@ -127,6 +144,9 @@ impl Transport for ReformableLinks {
     }
 
     fn leaves_machine(&self, worker: usize) -> bool {
+        if worker < u64::BITS as usize {
+            return self.distant.load(Ordering::Relaxed) >> worker & 1 > 0;
+        }
         self.mesh().as_ref().is_some_and(|mesh| mesh.leaves_machine(worker))
     }
 
@@ -135,8 +155,13 @@ impl Transport for ReformableLinks {
     }
 
     fn extend_shutdown_wait(&self, patience: Duration) {
+        let millis = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX);
+        if millis <= self.longest_wait.load(Ordering::Relaxed) {
+            return;
+        }
         if let Some(mesh) = &*self.mesh() {
             mesh.extend_shutdown_wait(patience);
+            self.longest_wait.store(millis, Ordering::Relaxed);
         }
     }
 

@@ -14,6 +14,7 @@
 //   `collective/tests/it/group.rs`, `collective/tests/it/worlds.rs`, `clusters/multi_worker/faults.rs`,
 //   `simulation/tests/it/scenarios.rs`.
 
+use super::repeated_calls::RepeatedCalls;
 use super::{Content, Loss};
 use bytes::Bytes;
 use distribute_cluster::{Blame, Corruption, Fingerprint, Presence, ReplicaStatus, World};
@@ -27,6 +28,8 @@ pub struct Round {
     step: u64,
     /// The statuses of this worker's replicas.
     own: Vec<ReplicaStatus>,
+    /// The digest of the call that all replicas of this worker make, if they make one.
+    digest: Option<u64>,
     /// The maximum time for which this worker waits.
     timeout: Duration,
     peers: Vec<Peer>,
@@ -84,6 +87,18 @@ pub enum Next {
 impl Round {
     /// Creates a round in which `own` are the statuses of this worker's replicas.
     pub fn new(world: World, step: u64, own: Vec<ReplicaStatus>, timeout: Duration) -> Self {
+        Self::repeated(world, step, own, timeout, &mut RepeatedCalls::default())
+    }
+
+    /// Creates a round like [`new`](Self::new). `calls` contains the digests of calls that were made before.
+    pub(super) fn repeated(
+        world: World,
+        step: u64,
+        own: Vec<ReplicaStatus>,
+        timeout: Duration,
+        calls: &mut RepeatedCalls,
+    ) -> Self {
+        let digest = common_call(&own).map(|call| calls.digest(call));
         let peer = |worker| if worker == world.worker() { Peer::ThisWorker } else { Peer::Silent };
         let peers = (0..world.workers()).map(peer).collect();
         let (late, sending) = Default::default();
@@ -91,6 +106,7 @@ impl Round {
             world,
             step,
             own,
+            digest,
             timeout,
             peers,
             explained: false,
@@ -105,7 +121,12 @@ impl Round {
     /// Returns the call that all replicas of this worker make; `None` if their calls differ, or if a replica makes
     /// none.
     pub fn call(&self) -> Option<&Fingerprint> {
-        ReplicaStatus::all_agree(&self.own).then(|| self.own.first()?.call()).flatten()
+        common_call(&self.own)
+    }
+
+    /// Returns the digest of [`call`](Self::call).
+    pub fn digest(&self) -> Option<u64> {
+        self.digest
     }
 
     /// Returns the workers from which nothing has been received.
@@ -202,7 +223,7 @@ impl Round {
     /// Returns the first worker that became unreachable before making this call, and the reason; `None` if there is
     /// none. A worker that left gracefully comes after all others, because it may have left because of another loss.
     fn lost(&self) -> Option<(usize, &Loss)> {
-        let own = self.call().map(Fingerprint::digest);
+        let own = self.digest;
         let lost = self.peers.iter().enumerate().filter_map(|(worker, peer)| match peer {
             Peer::Lost(reason) => Some((worker, reason)),
             Peer::Calls { digest, lost: Some(reason), .. } if Some(*digest) != own => Some((worker, reason)),
@@ -234,7 +255,7 @@ impl Round {
         if let Some(blame) = self.verdict.take() {
             return Next::Over(blame);
         }
-        let own = self.call().map(Fingerprint::digest);
+        let own = self.digest;
         let agrees = |peer: &Peer| match peer {
             Peer::ThisWorker => true,
             Peer::Calls { digest, .. } => Some(*digest) == own,
@@ -333,6 +354,11 @@ pub(super) fn culprits(world: World, corruption: &Corruption) -> Vec<usize> {
     let workers = [corruption.sender, corruption.receiver];
     let workers = workers.into_iter().filter(|worker| *worker < world.workers());
     workers.flat_map(|worker| world.replicas_of(worker)).collect()
+}
+
+/// Returns the call that all of these replicas make; `None` if their calls differ, or if a replica makes none.
+fn common_call(statuses: &[ReplicaStatus]) -> Option<&Fingerprint> {
+    ReplicaStatus::all_agree(statuses).then(|| statuses.first()?.call()).flatten()
 }
 
 fn take_body(peer: &mut Peer) -> Bytes {

@@ -66,7 +66,9 @@ impl Group {
 impl Session {
     fn new(group: Group, id: SessionId, step: u64) -> Self {
         let world = group.world();
-        let state = State { protocol: Protocol::new(world, id), call: None };
+        let mut protocol = Protocol::new(world, id);
+        protocol.set_repeated_calls(std::mem::take(&mut *lock(&group.repeated_calls)));
+        let state = State { protocol, call: None };
         let (early_receiver, directory) = (EarlyReceiver::new(&group, id), group.directory());
         Self { group, world, step: AtomicU64::new(step), state: Mutex::new(state), directory, early_receiver }
     }
@@ -114,27 +116,44 @@ impl Session {
         body: impl FnMut(usize) -> Bytes,
         timeout: Duration,
     ) -> Result<Vec<Bytes>, Arc<Blame>> {
-        self.call(false, statuses, body, timeout)
+        self.call(false, None, statuses, body, timeout)
     }
 
-    /// Makes another round of the same call, like [`all_to_all`](Self::all_to_all).
+    /// Makes the first round of a call like [`all_to_all`](Self::all_to_all). Each replica makes the part `part` of the
+    /// call in its status.
+    ///
+    /// # Errors
+    /// Returns the errors of [`all_to_all`](Self::all_to_all).
+    pub(super) fn first_part(
+        &self,
+        part: &str,
+        statuses: Vec<ReplicaStatus>,
+        body: impl FnMut(usize) -> Bytes,
+        timeout: Duration,
+    ) -> Result<Vec<Bytes>, Arc<Blame>> {
+        self.call(false, Some(part), statuses, body, timeout)
+    }
+
+    /// Makes another round of the same call, like [`first_part`](Self::first_part).
     ///
     /// # Errors
     /// Returns the errors of [`all_to_all`](Self::all_to_all).
     pub(super) fn next_round(
         &self,
+        part: &str,
         statuses: Vec<ReplicaStatus>,
         body: impl FnMut(usize) -> Bytes,
         timeout: Duration,
     ) -> Result<Vec<Bytes>, Arc<Blame>> {
-        self.call(true, statuses, body, timeout)
+        self.call(true, Some(part), statuses, body, timeout)
     }
 
     /// Executes and records a round of a call. If the round fails, logs this worker's latest calls.
     fn call(
         &self,
         continues: bool,
-        statuses: Vec<ReplicaStatus>,
+        part: Option<&str>,
+        mut statuses: Vec<ReplicaStatus>,
         body: impl FnMut(usize) -> Bytes,
         timeout: Duration,
     ) -> Result<Vec<Bytes>, Arc<Blame>> {
@@ -142,6 +161,9 @@ impl Session {
         let State { protocol, call } = &mut *state;
         if let Some(blame) = protocol.over() {
             return Err(self.with_locations(blame.clone()));
+        }
+        if let Some(part) = part {
+            protocol.enter_part(&mut statuses, part);
         }
         let of = call.filter(|_| continues);
         *call = self.group.recorder.begin(self.step(), &statuses, of);
@@ -171,7 +193,7 @@ impl Session {
         self.group.transport.extend_shutdown_wait(timeout);
         if let Some(digest) = protocol.call() {
             let sums = &mut BodySums::default();
-            for worker in self.group.others() {
+            for worker in self.others() {
                 self.group.send(worker, protocol.frame(Content::Call { digest, body: body(worker) }), sums);
             }
         }
@@ -335,11 +357,24 @@ impl Session {
         protocol.expire();
     }
 
+    /// Returns the other workers of the world in which this session was opened.
+    fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let me = self.world.worker();
+        (0..self.world.workers()).filter(move |worker| *worker != me)
+    }
+
     fn send_to_others(&self, frame: &Frame) {
         let sums = &mut BodySums::default();
-        for worker in self.group.others() {
+        for worker in self.others() {
             self.group.send(worker, frame.clone(), sums);
         }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let calls = lock(&self.state).protocol.take_repeated_calls();
+        *lock(&self.group.repeated_calls) = calls;
     }
 }
 

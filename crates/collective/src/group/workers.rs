@@ -4,9 +4,12 @@ use super::checksums::{BodySums, Checksums};
 use super::native_transport::NativeSumTransport;
 use super::recorder::{Recorder, Waits};
 use super::reformable::{ReformableLinks, WorkerLocations};
+use super::repeated_calls::RepeatedCalls;
 use super::{Buffers, Frame, Inbox};
+use crate::sync::Mutex;
 use distribute_cluster::{Process, RecordedCall, Task, World};
 use distribute_net::{JoinError, KnownWorkers, LEFT, Message, NativeSum, Rendezvous, Transport};
+
 use std::io;
 use std::sync::Arc;
 
@@ -19,6 +22,8 @@ pub struct Group {
     pub(super) inbox: Inbox,
     pub(super) recorder: Arc<Recorder>,
     pub(super) buffers: Buffers,
+    /// The calls that the last sessions made, for the next one.
+    pub(super) repeated_calls: Arc<Mutex<RepeatedCalls>>,
     /// The links, if the group can re-form.
     reformable: Option<Arc<ReformableLinks>>,
     /// The tasks of the cluster, as errors name them.
@@ -110,8 +115,18 @@ impl Group {
     pub fn new(world: World, transport: Arc<dyn Transport>, inbox: Inbox) -> Self {
         let buffers = Buffers::new(transport.clone());
         let (initial_world, recorder) = (world, Arc::new(Recorder::new()));
-        let (reformable, tasks, checksums) = Default::default();
-        Self { initial_world, transport, inbox, recorder, buffers, reformable, tasks, checksums }
+        let (repeated_calls, reformable, tasks, checksums) = Default::default();
+        Self {
+            initial_world,
+            transport,
+            inbox,
+            recorder,
+            buffers,
+            repeated_calls,
+            reformable,
+            tasks,
+            checksums,
+        }
     }
 
     /// Sets the tasks by which errors name the workers, in addition to their addresses. `tasks` contains one entry for

@@ -11,4 +11,5 @@ mod group;
 mod idle;
 #[cfg(all(unix, not(shuttle)))]
 mod pause;
+mod repeated;
 mod worlds;

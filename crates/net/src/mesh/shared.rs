@@ -18,6 +18,9 @@ use std::time::Duration;
 /// The time to spin for messages, or for the rest of one, before sleeping. Waking a thread takes about as long.
 const SPIN: Duration = Duration::from_micros(50);
 
+/// The number of times that a thread gives the links a turn before it reads the clock, which takes as long as a turn.
+const TURNS_WITHOUT_CLOCK: usize = 32;
+
 /// The maximum time to wait for the background thread to stop polling. It stops after its turn.
 const YIELD_WAIT: Duration = Duration::from_millis(5);
 
@@ -169,7 +172,6 @@ impl Shared {
         if self.links.iter().all(Link::loss_is_reported) {
             return PollOutcome::Never;
         }
-        let mut deadline = Deadline::after(patience);
         // This also counts if the background thread came first. It then makes way for waiting threads, which
         // it would otherwise have to wake for each message.
         self.polls.fetch_add(1, Ordering::Release);
@@ -178,7 +180,7 @@ impl Shared {
             return PollOutcome::Delivered;
         }
         self.is_polling.store(true, Ordering::Release);
-        let outcome = self.poll_until_delivered(&mut events, &mut deadline);
+        let outcome = self.poll_until_delivered(&mut events, patience);
         self.is_polling.store(false, Ordering::Release);
         drop(events);
         // This thread has consumed the byte that was to wake the background thread, and may have left work.
@@ -189,14 +191,21 @@ impl Shared {
         outcome
     }
 
-    fn poll_until_delivered(&self, events: &mut Vec<Event>, deadline: &mut Deadline) -> PollOutcome {
-        let mut spin = Deadline::after(SPIN);
+    fn poll_until_delivered(&self, events: &mut Vec<Event>, patience: Duration) -> PollOutcome {
+        let is_long = self.crowded || self.sockets > MAX_DIRECT_SOCKETS;
+        let turns = if is_long || patience.is_zero() { 0 } else { TURNS_WITHOUT_CLOCK };
+        for _ in 0..turns {
+            let more = self.give_turns(events);
+            if self.deliver(events) {
+                return PollOutcome::Delivered;
+            }
+            if !more {
+                std::hint::spin_loop();
+            }
+        }
+        let (mut deadline, mut spin) = (Deadline::after(patience), Deadline::after(SPIN));
         loop {
-            let more = if self.sockets <= MAX_DIRECT_SOCKETS || !events.is_empty() {
-                self.poll_links(events, |_| true)
-            } else {
-                self.poll_ready_links(events, Duration::ZERO)
-            };
+            let more = self.give_turns(events);
             if self.deliver(events) {
                 return PollOutcome::Delivered;
             }
@@ -216,6 +225,16 @@ impl Shared {
                     return PollOutcome::Delivered;
                 }
             }
+        }
+    }
+
+    /// Gives each link a turn if there are few sockets, and otherwise those that are ready. Returns `true` if there may
+    /// be more to read or write.
+    fn give_turns(&self, events: &mut Vec<Event>) -> bool {
+        if self.sockets <= MAX_DIRECT_SOCKETS || !events.is_empty() {
+            self.poll_links(events, |_| true)
+        } else {
+            self.poll_ready_links(events, Duration::ZERO)
         }
     }
 

@@ -22,6 +22,8 @@ pub(crate) struct Pair {
     peer_pid: u32,
     read: AtomicU64,
     written: AtomicU64,
+    /// The position up to which the other side had read when this was last checked.
+    seen_read: AtomicU64,
     /// Whether the socket had an event since the last call of [`Pair::take_socket_event`].
     socket: AtomicBool,
 }
@@ -90,7 +92,8 @@ impl Pair {
         let zero = AtomicU64::default;
         // Bytes may have arrived together with the end of the handshake.
         let socket = AtomicBool::new(true);
-        Ok(Self { memory: Paired::of(file)?, me, peer_pid, read: zero(), written: zero(), socket })
+        let (read, written, seen_read) = (zero(), zero(), zero());
+        Ok(Self { memory: Paired::of(file)?, me, peer_pid, read, written, seen_read, socket })
     }
 
     /// Returns the id of the other side's process.
@@ -130,7 +133,16 @@ impl Pair {
     /// Returns [`WrongPosition`] if the other side has written an impossible position.
     fn room(&self) -> Result<usize, WrongPosition> {
         let read = self.peer_side().read.0.load(Ordering::Acquire);
-        Ok(CAPACITY - ring::between(read, self.written.load(Ordering::Relaxed))?)
+        let room = CAPACITY - ring::between(read, self.written.load(Ordering::Relaxed))?;
+        // Any thread may look. What the other side has read before is released to the one that writes.
+        self.seen_read.store(read, Ordering::Release);
+        Ok(room)
+    }
+
+    /// Returns whether `length` bytes can be written, according to the position of the other side that was seen last.
+    fn has_room_for(&self, length: usize) -> bool {
+        let (read, written) = (self.seen_read.load(Ordering::Acquire), self.written.load(Ordering::Relaxed));
+        ring::between(read, written).is_ok_and(|unread| length <= CAPACITY - unread)
     }
 
     /// Reads up to `into.len()` bytes, and returns their number.
@@ -171,8 +183,11 @@ impl Pair {
     /// # Errors
     /// Returns [`WrongPosition`] if the other side has written an impossible position.
     pub fn write(&self, slices: &[IoSlice<'_>]) -> Result<usize, WrongPosition> {
-        let mut room = self.room()?;
-        if room == 0 {
+        let length = slices.iter().map(|slice| slice.len()).sum();
+        // Looking at the other side's position takes as long as the bytes take to the other side.
+        let has_room = self.has_room_for(length);
+        let mut room = if has_room { length } else { self.room()? };
+        if room == 0 && length > 0 {
             self.own_side().wants_room.0.store(1, Ordering::Relaxed);
             fence(Ordering::SeqCst);
             room = self.room()?;
@@ -192,6 +207,10 @@ impl Pair {
         if position != start {
             self.written.store(position, Ordering::Relaxed);
             self.own_side().written.0.store(position, Ordering::Release);
+        }
+        if has_room {
+            // While the other side reads.
+            self.room()?;
         }
         Ok(position.wrapping_sub(start) as usize)
     }

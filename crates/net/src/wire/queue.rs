@@ -8,6 +8,9 @@ use std::io::IoSlice;
 /// The maximum number of frames in one write.
 const AT_ONCE: usize = 16;
 
+/// The maximum number of slices in one write.
+const SLICES: usize = 3 * AT_ONCE;
+
 /// The frames that a link has not written yet, in order. Their data is not copied.
 #[derive(Debug, Default)]
 pub struct Queue {
@@ -52,9 +55,22 @@ impl Queue {
     /// # Errors
     /// Returns the error of `write`.
     pub fn write<E>(&mut self, write: impl FnOnce(&[IoSlice<'_>]) -> Result<usize, E>) -> Result<usize, E> {
-        let mut slices = [IoSlice::new(&[]); 3 * AT_ONCE];
+        // Mostly there is one frame, for which clearing the longer list would take longer than filling it.
+        if self.frames.len() == 1 {
+            self.write_first::<3, E>(write)
+        } else {
+            self.write_first::<SLICES, E>(write)
+        }
+    }
+
+    /// Passes the next bytes to `write` as at most `MOST` slices, which must be a multiple of the parts of a frame.
+    fn write_first<const MOST: usize, E>(
+        &mut self,
+        write: impl FnOnce(&[IoSlice<'_>]) -> Result<usize, E>,
+    ) -> Result<usize, E> {
+        let mut slices = [IoSlice::new(&[]); MOST];
         let (mut used, mut skip) = (0, self.written);
-        for part in self.frames.iter().take(AT_ONCE).flat_map(parts) {
+        for part in self.frames.iter().take(MOST / 3).flat_map(parts) {
             let skipped = skip.min(part.len());
             skip -= skipped;
             if skipped < part.len() {

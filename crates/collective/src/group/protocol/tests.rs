@@ -1,5 +1,5 @@
 use super::*;
-use distribute_cluster::{Fault, Operation};
+use distribute_cluster::{Fault, Fingerprint, Operation};
 use std::panic::Location;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
