@@ -66,10 +66,12 @@ impl Reader {
         let length = usize::try_from(u64::from_le_bytes(*length)).ok();
         let end = length.and_then(|length| front.len().checked_sub(length)).ok_or_else(damaged)?;
         let content = image.slice(..end);
-        Reader::of(path, path, &front[end..], &mut |entry| {
+        let mut reader = Reader::of(path, path, &front[end..], &mut |entry| {
             let found = content.len() as u64;
             Shard::of(Box::new(Cursor::new(content.clone())), found, path.to_path_buf(), entry)
-        })
+        })?;
+        reader.is_image = true;
+        Ok(reader)
     }
 }
 

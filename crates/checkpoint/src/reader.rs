@@ -23,6 +23,7 @@ use std::sync::Arc;
 pub struct Reader {
     path: PathBuf,
     checksum: u32,
+    pub(crate) is_image: bool,
     metadata: BTreeMap<String, Value>,
     shards: Arc<[Shard]>,
     tensors: Arc<BTreeMap<String, Tensor>>,
@@ -96,6 +97,7 @@ impl Reader {
         Ok(Self {
             path: path.to_path_buf(),
             checksum,
+            is_image: false,
             metadata: index.metadata,
             shards: shards.into(),
             tensors: Arc::new(tensors),
@@ -106,6 +108,12 @@ impl Reader {
     /// [`from_image`](Self::from_image).
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Returns `true` if this checkpoint is an [image](Self::from_image) in memory, and not a folder.
+    #[doc(hidden)]
+    pub fn is_image(&self) -> bool {
+        self.is_image
     }
 
     /// Returns the checksum of the index. The index contains the checksums of all other contents, so its checksum

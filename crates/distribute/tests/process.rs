@@ -3,7 +3,10 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use candle_core::{Device, Module, Tensor};
 use candle_nn::{Linear, VarBuilder, linear};
+use distribute::nn::{Embedding, embedding};
+use distribute::optimizer::rules;
 use distribute::prelude::*;
 use distribute_testing::child;
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -46,6 +49,28 @@ fn hang(strategy: &Strategy) {
         sum
     });
     error.unwrap_err();
+}
+
+/// Trains a few rows of a table whose sharded state has copies. A step allocates no memory of the size of a shard.
+fn sparse(strategy: &Strategy) -> distribute::Result<()> {
+    const ROWS: usize = 100_000;
+    let model = strategy.replicate(|vb: VarBuilder| embedding(ROWS, 8, vb.pp("table")))?;
+    let optimizer = Optimizer::with_rule(rules::Adam::lazy(), &model.variables, 0.1)?;
+    let optimizer = optimizer.shard_state_replicated()?;
+    for step in 0..6u32 {
+        if step == 3 {
+            LARGEST.store(0, Ordering::Relaxed);
+        }
+        strategy.run(&model, |ctx: &ReplicaContext, table: &Embedding| {
+            let rows = [step, 60_000 + step, 99_000 - step];
+            let x = table.forward(&Tensor::new(&rows, &Device::Cpu)?)?;
+            optimizer.minimize(ctx, x.sqr()?.sum_all()?, 3)
+        })?;
+    }
+    // Each worker has half of the table, with slots of four bytes.
+    let (largest, slot) = (LARGEST.load(Ordering::Relaxed), ROWS / 2 * 8 * 4);
+    assert!(largest > 0 && largest < slot / 4, "{largest} bytes, with slots of {slot}");
+    Ok(())
 }
 
 /// Runs the program of this name. [`main`] checks its standard error.
@@ -94,12 +119,18 @@ fn program(part: &str) {
             let sums = two_replicas().run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, 1f32));
             assert_eq!(sums.unwrap().values(), [2., 2.]);
         }
+        "sparse" => {
+            MultiWorkerMirroredStrategy::on_threads(2, 1, sparse).unwrap();
+        }
         _ => panic!("{part}?"),
     }
 }
 
-/// The number of blocks that are allocated now.
+/// The number of blocks that have been allocated.
 static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
+
+/// The size in bytes of the largest block that has been allocated since it was last reset.
+static LARGEST: AtomicUsize = AtomicUsize::new(0);
 
 /// The system's allocator, with a counter.
 struct Counting;
@@ -108,6 +139,7 @@ struct Counting;
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATED.fetch_add(1, Ordering::Relaxed);
+        LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
         // SAFETY: the caller keeps to the same contract.
         unsafe { System.alloc(layout) }
     }
@@ -136,7 +168,7 @@ fn main() {
     if let Some(part) = child::part() {
         return program(&part);
     }
-    let cases: [(&str, fn()); 7] = [
+    let cases: [(&str, fn()); 8] = [
         ("the_first_strategy_of_several_replicas_tames_candles_threads", || {
             assert_eq!(run("alone", &[]).1, "");
             assert_eq!(run("set", &[(THREADS[0], "3"), (THREADS[1], "2")]).1, "");
@@ -179,6 +211,9 @@ fn main() {
             assert_eq!(run("log", &[("DISTRIBUTE_LOG", "error")]).1, "");
             let text = run("log", &[("DISTRIBUTE_LOG", "=?=")]).1;
             assert!(text.contains("DISTRIBUTE_LOG cannot be read as a filter"), "{text}");
+        }),
+        ("a_sparse_step_copies_no_slots_of_other_rows", || {
+            run("sparse", &[]);
         }),
         ("the_allocator_that_main_names_is_used", || {
             let before = ALLOCATED.load(Ordering::Relaxed);

@@ -4,6 +4,7 @@ use crate::Weighting;
 use candle_core::DType;
 use distribute_base::Error;
 use distribute_base::internal::ReplicaGradient;
+use distribute_collective::recovery::shards::Version;
 use distribute_tensor::Error as Unreadable;
 use distribute_tensor::ReduceOp;
 use serde::{Deserialize, Serialize};
@@ -62,6 +63,8 @@ pub(crate) struct Position {
     pub(crate) finished: u64,
     /// Whether this process's shard of the optimizer's state belongs to a different step than the variables.
     pub(crate) incomplete: bool,
+    /// The version of the weights and slots; `None` unless workers have copies of each other's slots.
+    pub(crate) version: Option<Version>,
     /// The digest of the optimizer's settings; `None` after all workers have compared them.
     pub(crate) settings: Option<u64>,
     /// The factor by which losses are multiplied; `None` if they are not scaled.
@@ -181,7 +184,16 @@ struct WirePosition {
 enum WireState {
     Complete,
     Incomplete,
-    Compared { incomplete: bool, settings: u64 },
+    Compared {
+        incomplete: bool,
+        settings: u64,
+    },
+    /// A state of which workers have copies, in all steps.
+    Replicated {
+        incomplete: bool,
+        settings: Option<u64>,
+        version: Version,
+    },
 }
 
 #[derive(Serialize, Deserialize)]
@@ -206,12 +218,15 @@ pub(crate) fn encode<'t>(headers: impl Iterator<Item = &'t StepHeader>) -> Resul
         rows: header.rows,
         finite: header.finite,
         position: header.position.as_ref().map(
-            |Position { finished, incomplete, settings, loss_scale, learning_rate }| {
+            |Position { finished, incomplete, version, settings, loss_scale, learning_rate }| {
                 let learning_rate = learning_rate.as_ref().map(|rate| *rate).map_err(ToString::to_string);
-                let state = match (*settings, *incomplete) {
-                    (None, false) => WireState::Complete,
-                    (None, true) => WireState::Incomplete,
-                    (Some(settings), incomplete) => WireState::Compared { incomplete, settings },
+                let state = match (*version, *settings, *incomplete) {
+                    (Some(version), settings, incomplete) => {
+                        WireState::Replicated { incomplete, settings, version }
+                    }
+                    (None, None, false) => WireState::Complete,
+                    (None, None, true) => WireState::Incomplete,
+                    (None, Some(settings), incomplete) => WireState::Compared { incomplete, settings },
                 };
                 WirePosition { finished: *finished, state, loss_scale: *loss_scale, learning_rate }
             },
@@ -245,12 +260,15 @@ pub(crate) fn decode(bytes: &[u8], replicas: usize) -> Result<Vec<StepHeader>, U
             finite: sent.finite,
             position: sent.position.map(|WirePosition { finished, state, loss_scale, learning_rate }| {
                 let learning_rate = learning_rate.map_err(|text| Arc::new(Error::other(text)));
-                let (incomplete, settings) = match state {
-                    WireState::Complete => (false, None),
-                    WireState::Incomplete => (true, None),
-                    WireState::Compared { incomplete, settings } => (incomplete, Some(settings)),
+                let (incomplete, settings, version) = match state {
+                    WireState::Complete => (false, None, None),
+                    WireState::Incomplete => (true, None, None),
+                    WireState::Compared { incomplete, settings } => (incomplete, Some(settings), None),
+                    WireState::Replicated { incomplete, settings, version } => {
+                        (incomplete, settings, Some(version))
+                    }
                 };
-                Position { finished, incomplete, settings, loss_scale, learning_rate }
+                Position { finished, incomplete, version, settings, loss_scale, learning_rate }
             }),
             kinds: sent.kinds,
             early: sent.early,
@@ -292,7 +310,15 @@ mod tests {
         let at = |finished, learning_rate| {
             let settings = (finished == 7).then_some(u64::MAX);
             let loss_scale = (finished == 0).then_some(1024.);
-            Some(Position { finished, incomplete: finished == 1, settings, loss_scale, learning_rate })
+            let version = (finished == 7).then_some(Version { step: 7, generation: 2 });
+            Some(Position {
+                finished,
+                incomplete: finished == 1,
+                version,
+                settings,
+                loss_scale,
+                learning_rate,
+            })
         };
         let all = [
             header(Weighting::MeanOver(3), DType::F32, at(7, Ok(0.3)), None),
@@ -324,6 +350,7 @@ mod tests {
             let position = Some(Position {
                 finished: 7,
                 incomplete: false,
+                version: None,
                 settings,
                 loss_scale: None,
                 learning_rate: Ok(0.1),

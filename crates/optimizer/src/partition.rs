@@ -1,5 +1,6 @@
 //! The partition of variables over workers that shard an optimizer's state.
 
+use crate::progress::Incomplete;
 use crate::slots::SlotShare;
 use candle_core::Var;
 use distribute_cluster::{World, fnv1a};
@@ -58,12 +59,22 @@ impl Partition {
 
     /// Returns the worker whose slots this worker copies; `None` if there are no copies.
     pub(crate) fn copied_worker(&self) -> Option<usize> {
-        copied_shard(self.worker(), self.workers).filter(|_| self.sharding.is_replicated)
+        self.copied_by(self.worker())
+    }
+
+    /// Returns the worker whose slots the given worker copies; `None` if there are no copies.
+    pub(crate) fn copied_by(&self, worker: usize) -> Option<usize> {
+        copied_shard(worker, self.workers).filter(|_| self.sharding.is_replicated)
     }
 
     /// Returns the worker that has the copies of this worker's slots; `None` if there are no copies.
     pub(crate) fn copying_worker(&self) -> Option<usize> {
         copying_worker(self.worker(), self.workers).filter(|_| self.sharding.is_replicated)
+    }
+
+    /// Returns the kind of a state with this partition that is incomplete.
+    pub(crate) fn incomplete(&self) -> Incomplete {
+        if self.copied_worker().is_some() { Incomplete::Copies } else { Incomplete::Sharded }
     }
 
     /// Returns the rank of this worker.

@@ -208,6 +208,8 @@ impl<'a> Change<'a> {
 pub(crate) enum Incomplete {
     /// The state is sharded over the workers, and some have updated their shard.
     Sharded,
+    /// The state is sharded over the workers with copies, and some have not received all new shards or weights.
+    Copies,
     /// The workers store tables together, and some of the tables may have been written.
     Tables,
 }
@@ -219,6 +221,10 @@ impl Incomplete {
             Self::Sharded => format!(
                 "{source}; step {step} of this optimizer, whose state is sharded, has ended here between the update of \
                  the state and the exchange of the new weights: no weight has changed; {ADVICE}"
+            ),
+            Self::Copies => format!(
+                "{source}; step {step} of this optimizer, whose state is sharded with copies, has ended here while slots \
+                 and weights were being written, some of which may already be those of the next step; {ADVICE}"
             ),
             Self::Tables => format!(
                 "{source}; step {step} of this optimizer has ended while tables were being updated, some of which may \
@@ -236,6 +242,10 @@ impl Incomplete {
             Self::Sharded => format!(
                 "step {step} of this optimizer, whose state is sharded, has ended on {names} between the update of the \
                  state and the exchange of the new weights; {ADVICE}"
+            ),
+            Self::Copies => format!(
+                "before step {step} of this optimizer, whose state is sharded with copies, {names} lacked shards of this \
+                 state, or a step or a restore had ended there while it was being written; {ADVICE}"
             ),
             Self::Tables => format!(
                 "step {step} of this optimizer, or a restore before it, has ended on {names} while tables were being \

@@ -101,6 +101,12 @@ impl<R: Rule> Checkpointed for Optimizer<R> {
         let optimizer = &self.inner;
         let sent = saved[GENERATION].as_u64().map(|generation| Version { step: finished, generation });
         let slots = match sent {
+            Some(_) if !from.is_image() => {
+                return Err(wrong(format!(
+                    "has no slots of {prefix:?}: a worker saved it before it had received the state of the others; \
+                     restore another checkpoint"
+                )));
+            }
             Some(version) => optimizer.adopt_shards(version)?,
             None => {
                 let all: Vec<Vec<String>> = self.variable_names().map(names).collect();

@@ -1,5 +1,6 @@
 //! The rounds of a transfer: what workers send, and how they agree on an outcome.
 
+use super::shards::NoPlan;
 use bytes::Bytes;
 use distribute_cluster::World;
 use serde::Serialize;
@@ -34,8 +35,8 @@ pub enum Failure<E> {
     /// No worker that has taken part in training has a complete state. The fields are the rank of one of these workers,
     /// and the reason why its state is incomplete.
     Torn(usize, String),
-    /// No worker has the shards of these workers, or copies of them, in the version of the weights.
-    LostShards(Vec<usize>),
+    /// Shards of state cannot be sent.
+    NoPlan(NoPlan),
 }
 
 /// Returns the results of all workers if all have succeeded, and otherwise the failure of one.

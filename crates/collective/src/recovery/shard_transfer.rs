@@ -1,7 +1,7 @@
 //! The rounds in which the workers of a re-formed group receive the shards that they lack.
 
 pub use super::rounds::Failure;
-use super::rounds::{CHUNK, agree, decode_all, encode, to_wire};
+use super::rounds::{CHUNK, agree, encode, to_wire};
 use super::shards::{Inventory, Move, plan};
 use bytes::{Bytes, BytesMut};
 use distribute_cluster::World;
@@ -34,7 +34,7 @@ pub struct ComponentMove {
 
 #[derive(Debug)]
 enum Stage<E> {
-    Inventories(Vec<Inventory>),
+    Inventories(Result<Vec<Inventory>, E>),
     Provide(Vec<ComponentMove>),
     Provided(Result<Vec<Bytes>, E>),
     /// The shards for each worker, one after the other, and those that each worker has sent so far.
@@ -67,9 +67,9 @@ pub enum NextShards<E> {
 }
 
 impl<E: Display> ShardTransfer<E> {
-    /// Creates the part of a worker that has `mine` of each component with shards. All workers have the weights of
-    /// worker `source`.
-    pub fn new(world: World, source: usize, mine: Vec<Inventory>) -> Self {
+    /// Creates the part of a worker that has `mine` of each component with shards, or that cannot read them. All
+    /// workers have the weights of worker `source`.
+    pub fn new(world: World, source: usize, mine: Result<Vec<Inventory>, E>) -> Self {
         Self { world, source, chunk: CHUNK, moves: Vec::new(), stage: Stage::Inventories(mine) }
     }
 
@@ -88,7 +88,9 @@ impl<E: Display> ShardTransfer<E> {
             bodies: vec![body; self.world.workers()],
         };
         match &mut self.stage {
-            Stage::Inventories(mine) => record("the shards of each worker", encode(mine)),
+            Stage::Inventories(mine) => {
+                record("the shards of each worker", encode(&to_wire(mine, Vec::clone)))
+            }
             Stage::Provide(moves) => NextShards::Provide(std::mem::take(moves)),
             Stage::Provided(given) => record("whether it has its shards", encode(&to_wire(given, |_| ()))),
             Stage::Chunks { sent, at, .. } => {
@@ -108,15 +110,18 @@ impl<E: Display> ShardTransfer<E> {
     pub fn receive(&mut self, bodies: Vec<Bytes>) {
         let next = match std::mem::replace(&mut self.stage, Stage::Over(None)) {
             Stage::Inventories(mine) => {
-                decode_all(self.world, bodies, mine).and_then(|all| self.decide(&all))
+                agree(self.world, bodies, mine, Vec::clone).and_then(|(_, all)| self.decide(&all))
             }
             Stage::Provided(given) => agree(self.world, bodies, given, |_| ()).map(|(given, _)| {
                 let sent = self.streams(given);
                 self.chunks(sent, 0, vec![BytesMut::new(); self.world.workers()])
             }),
             Stage::Chunks { sent, at, mut received } => {
-                for (received, body) in received.iter_mut().zip(&bodies) {
-                    received.extend_from_slice(body);
+                let me = self.world.worker();
+                for (from, (received, body)) in received.iter_mut().zip(&bodies).enumerate() {
+                    // A worker that sends more than planned takes no memory.
+                    let rest = self.length(from, me).saturating_sub(received.len() as u64);
+                    received.extend_from_slice(&body[..body.len().min(rest as usize)]);
                 }
                 Ok(self.chunks(sent, at + self.chunk, received))
             }
@@ -147,7 +152,7 @@ impl<E: Display> ShardTransfer<E> {
         }
         for component in 0..components {
             let inventories: Vec<_> = all.iter().map(|of| of[component].clone()).collect();
-            let moves = plan(&inventories, self.source).map_err(Failure::LostShards)?;
+            let moves = plan(&inventories, self.source).map_err(Failure::NoPlan)?;
             self.moves.extend(moves.into_iter().map(|shard| ComponentMove { component, shard }));
         }
         Ok(if self.moves.is_empty() {
@@ -174,15 +179,17 @@ impl<E: Display> ShardTransfer<E> {
         streams.into_iter().map(BytesMut::freeze).collect()
     }
 
+    /// Returns the number of bytes that a worker sends to another one.
+    fn length(&self, from: usize, to: usize) -> u64 {
+        let between = self.moves.iter().filter(|of| (of.shard.from, of.shard.to) == (from, to));
+        between.map(|of| of.shard.bytes).fold(0, u64::saturating_add)
+    }
+
     /// Returns the stage that transfers the rest of the shards, beginning at byte `at` for each pair of workers.
     fn chunks(&self, sent: Vec<Bytes>, at: usize, received: Vec<BytesMut>) -> Stage<E> {
-        let length = |from: usize, to: usize| {
-            let between = self.moves.iter().filter(|of| (of.shard.from, of.shard.to) == (from, to));
-            between.map(|of| of.shard.bytes).fold(0, u64::saturating_add)
-        };
         let workers = self.world.workers();
         let pairs = (0..workers).flat_map(|from| (0..workers).map(move |to| (from, to)));
-        if pairs.map(|(from, to)| length(from, to)).max().unwrap_or(0) > at as u64 {
+        if pairs.map(|(from, to)| self.length(from, to)).max().unwrap_or(0) > at as u64 {
             return Stage::Chunks { sent, at, received };
         }
         let mut received: Vec<Bytes> = received.into_iter().map(BytesMut::freeze).collect();
@@ -197,7 +204,7 @@ impl<E: Display> ShardTransfer<E> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::shards::Version;
+    use super::super::shards::{NoPlan, Version};
     use super::*;
     use std::collections::BTreeMap;
 
@@ -214,10 +221,21 @@ mod tests {
     /// Runs the transfer on all workers, each with the shards of two components, until it has ended. Worker `fails`
     /// cannot receive a shard.
     fn transfer(all: &mut [[Shards; 2]], fails: Option<usize>) -> Vec<Result<(), Failure<String>>> {
+        transfer_with(all, None, fails)
+    }
+
+    /// Acts like [`transfer`], but worker `fails_first` cannot read its shards.
+    fn transfer_with(
+        all: &mut [[Shards; 2]],
+        fails_first: Option<usize>,
+        fails: Option<usize>,
+    ) -> Vec<Result<(), Failure<String>>> {
         let workers = all.len();
         let make = |(worker, mine): (usize, &[Shards; 2])| {
             let world = World::new(workers, worker, 1).unwrap();
-            ShardTransfer::new(world, 0, mine.iter().map(inventory).collect()).with_chunk_size(2)
+            let mine = mine.iter().map(inventory).collect();
+            let mine = if fails_first == Some(worker) { Err("busy".to_owned()) } else { Ok(mine) };
+            ShardTransfer::new(world, 0, mine).with_chunk_size(2)
         };
         let mut machines: Vec<_> = all.iter().enumerate().map(make).collect();
         let mut ends = BTreeMap::new();
@@ -297,8 +315,37 @@ mod tests {
     fn two_neighbours_are_named_on_all_workers() {
         let mut all: Vec<_> = (0..4).map(|worker| complete(worker, 4)).collect();
         (all[3], all[0]) = Default::default();
-        let lost = || Err(Failure::LostShards(vec![3]));
+        let lost = || Err(Failure::NoPlan(NoPlan::LostShards(vec![3])));
         assert_eq!(transfer(&mut all, None), [lost(), lost(), lost(), lost()]);
+    }
+
+    /// Such a worker has not lost its shards.
+    #[test]
+    fn a_worker_that_cannot_read_its_shards_is_named_on_all() {
+        let mut all: Vec<_> = (0..3).map(|worker| complete(worker, 3)).collect();
+        let named = || Err(Failure::Peer(1, "busy".to_owned()));
+        let failed = transfer_with(&mut all, Some(1), None);
+        assert_eq!(failed, [named(), Err(Failure::Own("busy".to_owned())), named()]);
+    }
+
+    /// A worker of another program sends bytes that no worker expects.
+    #[test]
+    fn bytes_that_are_not_planned_take_no_memory() {
+        let world = World::new(3, 0, 1).unwrap();
+        let mut transfer = ShardTransfer::<String>::new(world, 1, Ok(vec![]));
+        let shard = Move { shard: 0, from: 1, to: 0, bytes: 5 };
+        transfer.moves = vec![ComponentMove { component: 0, shard }];
+        transfer.stage = transfer.chunks(vec![Bytes::new(); 3], 0, vec![BytesMut::new(); 3]);
+        transfer.chunk = 3;
+        for _ in 0..2 {
+            let NextShards::Exchange { .. } = transfer.next_action() else { panic!("no exchange") };
+            transfer.receive(["", "abcd", "xyz"].map(Bytes::from).to_vec());
+            if let Stage::Chunks { received, .. } = &transfer.stage {
+                assert_eq!([received[0].len(), received[1].len(), received[2].len()], [0, 4, 0]);
+            }
+        }
+        let NextShards::Receive(shards) = transfer.next_action() else { panic!("nothing is received") };
+        assert_eq!(shards, [(ComponentMove { component: 0, shard }, Bytes::from("abcda"))]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The copies of state that is sharded over the workers. Each worker also has a copy of the shard of the worker before
 //! it, so the loss of one worker loses no shard.
 
-// - INV-109: `plan` uses only shards of the version of the source, whose weights all workers have. Tests:
+// - INV-109: `plan` refuses inventories of another version than the source's, whose weights all workers have. Tests:
 //   `collective/src/recovery/shards.rs`, `shard_transfer.rs`,
 //   `optimizer/src/update/sharded/replicated/tests.rs`, `clusters/recovery/sharded.rs`.
 
@@ -50,16 +50,30 @@ pub fn copying_worker(worker: usize, workers: usize) -> Option<usize> {
     (workers > 1).then(|| (worker + 1) % workers)
 }
 
+/// The reason why there is no plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NoPlan {
+    /// These workers do not have the weights of the source: the versions of their inventories differ from its version.
+    Versions(Vec<usize>),
+    /// No worker has the shards of these workers.
+    LostShards(Vec<usize>),
+}
+
 /// Returns the transfers after which each worker has its shard and the copy of the one before it, in the version of
 /// worker `source`, whose weights all have. The order is that in which each sender sends.
 ///
 /// # Errors
-/// Returns the shards that no worker has in this version.
-pub fn plan(inventories: &[Inventory], source: usize) -> Result<Vec<Move>, Vec<usize>> {
+/// - [`NoPlan::Versions`]: workers have another version. Shards of the source's version do not match their weights.
+/// - [`NoPlan::LostShards`]: no worker has these shards.
+pub fn plan(inventories: &[Inventory], source: usize) -> Result<Vec<Move>, NoPlan> {
     let workers = inventories.len();
     let version = inventories.get(source).map(|inventory| inventory.version).unwrap_or_default();
+    let others: Vec<_> = (0..workers).filter(|worker| inventories[*worker].version != version).collect();
+    if !others.is_empty() {
+        return Err(NoPlan::Versions(others));
+    }
     let size = |worker: usize, shard: usize| {
-        let inventory = inventories.get(worker).filter(|inventory| inventory.version == version)?;
+        let inventory = inventories.get(worker)?;
         inventory.shards.iter().find(|(of, _)| *of == shard).map(|(_, bytes)| *bytes)
     };
     let (mut moves, mut lost) = (Vec::new(), Vec::new());
@@ -75,7 +89,7 @@ pub fn plan(inventories: &[Inventory], source: usize) -> Result<Vec<Move>, Vec<u
         let lacking = needing.into_iter().filter(|worker| size(*worker, shard).is_none());
         moves.extend(lacking.map(|to| Move { shard, from, to, bytes }));
     }
-    if lost.is_empty() { Ok(moves) } else { Err(lost) }
+    if lost.is_empty() { Ok(moves) } else { Err(NoPlan::LostShards(lost)) }
 }
 
 #[cfg(test)]
@@ -154,7 +168,7 @@ mod tests {
             let inventories: Vec<_> = all.iter().map(Model::inventory).collect();
             let missing: Vec<_> = (0..workers).filter(|shard| gone(*shard) && gone(shard + 1)).collect();
             match plan(&inventories, source) {
-                Err(lost) => prop_assert_eq!(lost, missing),
+                Err(lost) => prop_assert_eq!(lost, NoPlan::LostShards(missing)),
                 Ok(moves) => {
                     prop_assert!(missing.is_empty());
                     for Move { shard, from, to, bytes } in moves {
@@ -189,20 +203,18 @@ mod tests {
 
     // INV-109
     #[test]
-    fn shards_of_another_version_are_not_used() {
+    fn a_worker_with_other_weights_receives_no_shards() {
         let version = Version { step: 7, generation: 2 };
         let of = |worker, version| Model::complete(worker, 3, version).inventory();
         let empty = Inventory { version, shards: Vec::new() };
         // The same step of an earlier generation is another state.
-        let stale = of(2, Version { step: 7, generation: 1 });
-        assert_eq!(
-            plan(&[of(0, version), of(1, version), stale.clone()], 0),
-            Ok(vec![
-                Move { shard: 1, from: 1, to: 2, bytes: 11 },
-                Move { shard: 2, from: 0, to: 2, bytes: 12 },
-            ])
-        );
-        assert_eq!(plan(&[empty.clone(), of(1, version), stale.clone()], 1), Err(vec![2]));
-        assert_eq!(plan(&[empty, stale, of(2, version)], 2), Err(vec![0]));
+        let stale = |worker| of(worker, Version { step: 7, generation: 1 });
+        let refused = |workers: &[usize]| Err(NoPlan::Versions(workers.to_vec()));
+        assert_eq!(plan(&[of(0, version), of(1, version), stale(2)], 0), refused(&[2]));
+        assert_eq!(plan(&[stale(0), of(1, version), stale(2)], 1), refused(&[0, 2]));
+        // Without any shards it has other weights as well.
+        let bare = Inventory { version: Version { step: 8, generation: 2 }, shards: Vec::new() };
+        assert_eq!(plan(&[of(0, version), bare, of(2, version)], 0), refused(&[1]));
+        assert_eq!(plan(&[empty.clone(), of(1, version), empty], 1), Err(NoPlan::LostShards(vec![2])));
     }
 }

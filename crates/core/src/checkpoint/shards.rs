@@ -8,7 +8,10 @@ use distribute_collective::recovery::shards::Inventory;
 /// The state of a component that is sharded over the workers, with a copy of each shard at another worker.
 pub trait ShardedState {
     /// Returns the shards that this worker has.
-    fn inventory(&self) -> Inventory;
+    ///
+    /// # Errors
+    /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): a step is in progress.
+    fn inventory(&self) -> Result<Inventory>;
 
     /// Returns the bytes of a shard that is in the inventory.
     ///

@@ -4,7 +4,7 @@ use crate::Inner;
 use crate::checks::missing::{self, MissingGradients};
 use crate::checks::not_finite::{self, NotFinite};
 use crate::checks::{batch_norm, pending_losses::StepLoss};
-use crate::header::{GradientKind, StepHeader};
+use crate::header::{GradientKind, Position, StepHeader};
 use crate::progress::{Incomplete, busy_error};
 use crate::rate;
 use crate::step::gather::GatheredStep;
@@ -12,6 +12,7 @@ use crate::step::{StepContext, agreement};
 use crate::sync::StepSync;
 use candle_core::{DType, Tensor};
 use distribute_base::{Error, ErrorKind, Result};
+use distribute_collective::recovery::shards::Version;
 use distribute_core::ReplicaContext;
 use distribute_core::internal::failure;
 use distribute_log::warn_or_stderr;
@@ -193,9 +194,15 @@ impl Inner {
         let incomplete: Vec<_> = (0..workers.len()).filter(|worker| workers[*worker].incomplete).collect();
         if let Some(worker) = incomplete.first() {
             let step = workers[*worker].finished + 1;
-            let state =
-                if self.parameters.partition.is_some() { Incomplete::Sharded } else { Incomplete::Tables };
+            let state = match &self.parameters.partition {
+                None => Incomplete::Tables,
+                Some(partition) => partition.incomplete(),
+            };
             return Err(state.since(operation, step, &incomplete));
+        }
+        // INV-109
+        if workers.iter().any(|worker| worker.version != first.version) {
+            return Err(versions_error(operation, &workers));
         }
         if workers.iter().any(|worker| worker.finished != first.finished) {
             let steps: Vec<_> = workers.iter().map(|worker| worker.finished.to_string()).collect();
@@ -338,4 +345,19 @@ impl Inner {
         count.skip();
         Ok(StepAction::Skip)
     }
+}
+
+/// Returns the error of a step in which the slots of a sharded state with copies have different versions.
+fn versions_error(operation: &'static str, workers: &[&Position]) -> Error {
+    let version = |worker: &&Position| match worker.version {
+        Some(Version { step, generation }) => format!("step {step} of generation {generation}"),
+        None => "none".to_owned(),
+    };
+    let versions: Vec<_> = workers.iter().map(version).collect();
+    let reason = format!(
+        "the workers have different versions of the sharded state of this optimizer ({}, by worker): make the optimizer a \
+         component of the Training, and restart all workers from the last checkpoint",
+        versions.join(", ")
+    );
+    Error::failed(ErrorKind::RestoreNeeded, operation, reason)
 }

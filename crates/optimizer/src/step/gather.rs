@@ -58,11 +58,13 @@ impl Inner {
         if !incomplete && matches!(self.rate, Rate::Constant(_)) && member.session().is_none() {
             return None;
         }
+        let copied = self.parameters.partition.as_ref().and_then(|partition| partition.copied_worker());
+        let version = copied.map(|_| self.progress.copies().version);
         let _once = enter(Mode::CrossReplica(self.parameters.strategy.clone()));
         let learning_rate = self.rate.for_step(finished, operation).map_err(Arc::new);
         let settings = member.session().and_then(|_| self.digest_to_compare());
         let loss_scale = self.loss_scaling.factor();
-        Some(header::Position { finished, incomplete, settings, loss_scale, learning_rate })
+        Some(header::Position { finished, incomplete, version, settings, loss_scale, learning_rate })
     }
 }
 

@@ -8,6 +8,7 @@ use distribute_checkpoint::Reader;
 use distribute_cluster::{Fingerprint, Operation, ReplicaStatus};
 use distribute_collective::group::Session;
 use distribute_collective::recovery::shard_transfer::NextShards;
+use distribute_collective::recovery::shards::NoPlan;
 use distribute_collective::recovery::state_transfer::{Failure, Next, Round};
 use distribute_collective::recovery::{self, Counters, Report, ShardTransfer};
 use distribute_core::internal::ShardedState;
@@ -64,8 +65,9 @@ impl StateTransfer<'_> {
                     if let Some(agreed) = agreed {
                         self.strategy.set_counters(agreed.counters);
                         self.strategy.record_transfer(transfer.all_receive());
-                        self.send_shards(agreed.source, &sharded)?;
                     }
+                    // Also before the first step: the rank of a worker may have changed since it made its shards.
+                    self.send_shards(agreed.map_or(0, |agreed| agreed.source), &sharded)?;
                     return Ok(agreed.map(|agreed| agreed.source));
                 }
                 Next::End(Err(failure)) => return Err(self.strategy.with_process(self.error(failure))),
@@ -78,12 +80,13 @@ impl StateTransfer<'_> {
     /// # Errors
     /// The error is the same on all workers:
     /// - A worker fails, cannot send a shard or cannot receive one.
+    /// - The weights of a worker have another version than its shards.
     /// - No worker has a shard: it was lost together with its copy.
     fn send_shards(&self, source: usize, all: &[&dyn ShardedState]) -> Result<()> {
         if all.is_empty() {
             return Ok(());
         }
-        let inventories = all.iter().map(|state| state.inventory()).collect();
+        let inventories: Result<_> = all.iter().map(|state| state.inventory()).collect();
         let mut transfer = ShardTransfer::new(self.strategy.world(), source, inventories);
         loop {
             match transfer.next_action() {
@@ -161,7 +164,17 @@ impl StateTransfer<'_> {
                     self.strategy.describe_worker(worker)
                 ),
             ),
-            Failure::LostShards(shards) => {
+            Failure::NoPlan(NoPlan::Versions(workers)) => {
+                let workers: Vec<_> =
+                    workers.iter().map(|worker| self.strategy.describe_worker(*worker)).collect();
+                let reason = format!(
+                    "the optimizer's state of these workers is of another step than their weights: {}; restart all \
+                     workers from the last checkpoint",
+                    workers.join(", ")
+                );
+                Error::failed(ErrorKind::RestoreNeeded, OPERATION, reason)
+            }
+            Failure::NoPlan(NoPlan::LostShards(shards)) => {
                 let workers: Vec<_> = shards.iter().map(|shard| shard.to_string()).collect();
                 let reason = format!(
                     "the shards of the optimizer's state of these workers are lost, together with their copies at the next \

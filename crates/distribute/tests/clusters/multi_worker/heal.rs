@@ -1,5 +1,6 @@
 //! Variables that have drifted on a minority of the workers, and are healed with the state of another worker.
 
+use super::replicated::assert_copies;
 use candle_core::{Device, Tensor, Var};
 use candle_nn::{Module, linear};
 use distribute::checkpoint::{Checkpointed, Reader, Restore, Writer};
@@ -114,6 +115,9 @@ fn train(strategy: &Strategy, case: Case) -> Result<(String, u32)> {
         strategy.run((), |_, ()| Ok(()))?;
     }
     trained?;
+    if case.replicated {
+        assert_copies(strategy, &optimizer)?;
+    }
     Ok((model.variables.sha256()?, begun.get()))
 }
 

@@ -14,7 +14,7 @@ mod logical;
 mod preemption;
 mod prefetch;
 mod programs;
-mod replicated;
+pub(crate) mod replicated;
 mod settings;
 mod sharded;
 mod sharded_rules;

@@ -1,6 +1,7 @@
 //! Checks that trainings of W workers with R replicas each are bit-identical to one process with W·R replicas, and
 //! equal to one device up to rounding.
 
+use super::replicated;
 use super::tables::Tables;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Linear, Module, ModuleT, VarBuilder, linear};
@@ -203,6 +204,9 @@ pub(crate) fn train<R: Rule + Clone + 'static>(strategy: &Strategy, plan: Plan, 
             let loss: f64 = loss.values()[0].to_dtype(DType::F64)?.to_scalar()?;
             losses.push(loss.to_bits());
         }
+    }
+    if plan.replicated {
+        replicated::assert_copies(strategy, &optimizer)?;
     }
     let bits = |name: String| {
         let tensor = model.variables.get(&name)?.flatten_all()?.to_dtype(DType::F64)?;

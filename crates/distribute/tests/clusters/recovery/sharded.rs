@@ -1,6 +1,7 @@
 //! A worker with a shard of the optimizer's state is lost. With copies no step is lost, and the weights and slots are
 //! those of a training without interruption.
 
+use crate::multi_worker::replicated::assert_copies;
 use crate::recovery::job::{Job, WORKERS};
 use crate::recovery::program::{At, EPOCHS, Place, SAVE_EVERY, STEPS, Taken, Task};
 use crate::recovery::worker::{self, GO, UPDATED};
@@ -133,6 +134,7 @@ fn program(task: &Task, at: &At) -> Result<String> {
         at(Place::Ending)
     })?;
     assert_eq!(optimizer.finished_steps(), EPOCHS * STEPS);
+    assert_copies(&strategy, &optimizer)?;
     Ok(format!("trained {} {}", model.variables.sha256()?, slots(&optimizer)?))
 }
 

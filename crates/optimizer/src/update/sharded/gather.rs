@@ -112,8 +112,9 @@ fn require_complete(
         if !optimizer.progress.is_incomplete() && !optimizer.backend.is_incomplete(optimizer) {
             return Ok(());
         }
-        let worker = strategy.world().worker();
-        Err(Incomplete::Sharded.since(operation, optimizer.finished_steps() + 1, &[worker]))
+        let (worker, partition) = (strategy.world().worker(), optimizer.parameters.partition.as_ref());
+        let state = partition.map_or(Incomplete::Sharded, |partition| partition.incomplete());
+        Err(state.since(operation, optimizer.finished_steps() + 1, &[worker]))
     });
     strategy
         .exchange_results(operation, || inspect_call(optimizer, "state", at), mine, |()| Bytes::new())

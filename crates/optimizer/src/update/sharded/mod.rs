@@ -24,7 +24,7 @@ use crate::Inner;
 use crate::groups::Rules;
 use crate::parameters::Parameters;
 use crate::partition::{BLOCK, Partition};
-use crate::progress::{Change, Incomplete};
+use crate::progress::Change;
 use crate::reduce::operands::{Operands, VariableOperands};
 use crate::reduce::range::{GradientRange, Summands};
 use crate::reduce::resolve;
@@ -91,7 +91,7 @@ impl Backend for Sharded {
             if !change.is_incomplete() {
                 return error;
             }
-            Incomplete::Sharded.interrupted(update.operation, change.number(), error)
+            self.partition.incomplete().interrupted(update.operation, change.number(), error)
         })
     }
 
@@ -154,7 +154,7 @@ const COPIED: usize = 4 * BLOCK;
 
 /// The part of the state that an update writes.
 #[derive(Clone, Copy, PartialEq)]
-enum Write {
+pub(crate) enum Write {
     /// The new values and the new slots.
     InPlace,
     /// Only the new values. The slots stay the same.
@@ -277,8 +277,8 @@ impl Sharded {
         let rules = &step.rules;
         WorkSplit::partition(threads.count, parts).each(threads, |parts| {
             parts.into_iter().try_for_each(|part| match (part, write) {
-                (EitherFloat::F32(part), Write::InPlace) => part.update(rules, gradients),
-                (EitherFloat::F64(part), Write::InPlace) => part.update(rules, gradients),
+                (EitherFloat::F32(part), Write::InPlace) => part.update(rules, gradients, write),
+                (EitherFloat::F64(part), Write::InPlace) => part.update(rules, gradients, write),
                 (EitherFloat::F32(part), Write::ValuesOnly) => part.update_values(rules, gradients),
                 (EitherFloat::F64(part), Write::ValuesOnly) => part.update_values(rules, gradients),
             })
@@ -364,12 +364,12 @@ impl<'a, F: Number> ShardUpdate<'a, F> {
         }
     }
 
-    fn update(self, rules: &Rules<'_>, gradients: &ShardGradients<'_>) -> Result<()> {
+    fn update(self, rules: &Rules<'_>, gradients: &ShardGradients<'_>, write: Write) -> Result<()> {
         match self {
             ShardUpdate::Dense(range) => update(range, rules, gradients.transforms_of_dense())?,
             ShardUpdate::Rows(rows) => {
                 let (rule, step) = rules.of(rows.variable);
-                rows.update(rule, step, gradients.resolved)?
+                rows.update(rule, step, gradients.resolved, write)?
             }
         }
         Ok(())
@@ -377,6 +377,12 @@ impl<'a, F: Number> ShardUpdate<'a, F> {
 
     /// Computes the new values, and keeps the slots.
     fn update_values(mut self, rules: &Rules<'_>, gradients: &ShardGradients<'_>) -> Result<()> {
+        if let ShardUpdate::Rows(rows) = &self
+            && matches!(rows.touched, Touched::Rows(..))
+        {
+            // The slots of these rows are copied in any case, and those of all others are not read.
+            return self.update(rules, gradients, Write::ValuesOnly);
+        }
         let mut copies: Vec<Vec<F>> = Vec::new();
         while self.len() > 0 {
             let len = if self.is_whole() { self.len() } else { self.len().min(COPIED) };
@@ -395,7 +401,7 @@ impl<'a, F: Number> ShardUpdate<'a, F> {
                 ShardUpdate::Dense(range) => ShardUpdate::Dense(range.with_slots(slots)),
                 ShardUpdate::Rows(rows) => ShardUpdate::Rows(rows.with_slots(slots)),
             };
-            part.update(rules, gradients)?;
+            part.update(rules, gradients, Write::InPlace)?;
         }
         Ok(())
     }

@@ -36,6 +36,7 @@ use distribute_checkpoint::Reader;
 use distribute_collective::group::{GroupCall, numbers};
 use distribute_collective::recovery::shards::Version;
 use distribute_core::internal::failure;
+use distribute_log::warn_or_stderr;
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -123,23 +124,28 @@ impl Sharded {
             Ok(new) => new,
             Err(error) => {
                 // Another worker may have received the weights of all.
-                let next = update.next(change, calling, threads);
-                let next = next.inspect_err(|_| change.begin())?;
-                change.copies().next = Some(next);
+                match update.next(change, calling, threads) {
+                    Ok(next) => change.copies().next = Some(next),
+                    Err(other) => {
+                        change.begin();
+                        warn_or_stderr(|| {
+                            tracing::warn!(
+                                "{operation}: the state after this step cannot be computed: {other}"
+                            )
+                        });
+                    }
+                }
                 return Err(failure(operation)(error));
             }
         };
         change.begin();
-        let mut slots = change.slots();
-        let mut copies = change.copies();
-        update.make(&mut slots, &mut copies.slots, calling, threads)?;
-        drop(slots);
+        update.make(&mut change.slots(), &mut change.copies().slots, calling, threads)?;
         let _writing = parameters.mark_written(changing.iter().map(|each| each.variable.index));
         self.write(&changing, new, threads)?;
         changing
             .iter()
             .try_for_each(|each| rounding::round(parameters, rules, each.variable.index, &each.touched))?;
-        copies.complete(update.version(change));
+        change.copies().complete(update.version(change));
         Ok(())
     }
 
@@ -216,12 +222,13 @@ impl Sharded {
             return Ok(());
         }
         let worker = self.partition.worker();
-        Err(Incomplete::Sharded.since("Training::recover", optimizer.finished_steps() + 1, &[worker]))
+        Err(Incomplete::Copies.since("Training::recover", optimizer.finished_steps() + 1, &[worker]))
     }
 
-    /// Reads the slots of this worker, and those that it copies, from a checkpoint. Returns a closure that sets them.
+    /// Reads the slots of this worker's present rank, and those that it copies, from a checkpoint. Returns a closure
+    /// that sets them and the rank.
     pub(super) fn restore_with_copies<'a>(
-        &self,
+        &'a self,
         optimizer: &'a Inner,
         names: &[Vec<String>],
         from: &Reader,
@@ -232,10 +239,11 @@ impl Sharded {
             };
             names.iter().enumerate().map(of).collect::<Result<Vec<_>>>()
         };
-        let slots = read(self.partition.worker())?;
-        let copied = self.partition.copied_worker();
-        let copies = copied.map(read).transpose()?;
+        let worker = optimizer.parameters.strategy.world().worker();
+        let slots = read(worker)?;
+        let copies = self.partition.copied_by(worker).map(read).transpose()?;
         Ok(Box::new(move |change| {
+            self.partition.set_worker(worker);
             *change.slots() = slots;
             if let Some(copies) = copies {
                 change.copies().slots = copies;

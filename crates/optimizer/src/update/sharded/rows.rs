@@ -6,6 +6,7 @@ use crate::reduce::rows::RowRange;
 use crate::reduce::split::Splittable;
 use crate::slots::slot_range;
 use crate::transform::ResolvedTransforms;
+use crate::update::sharded::Write;
 use crate::update::touched::{Touched, clipped, rows_of};
 use distribute_base::internal::Number;
 use distribute_optim::{Rule, RuleExt, Step, Unit, UpdateError};
@@ -95,16 +96,18 @@ impl<'a, F: Number> RowShard<'a, F> {
         RowShard { slots, ..shard }
     }
 
-    /// Reduces and transforms the gradients, and applies the rule.
+    /// Reduces and transforms the gradients, and applies the rule. With [`Write::ValuesOnly`], the shard must have only
+    /// some rows that change.
     pub(crate) fn update(
         mut self,
         rule: &dyn Rule,
         step: Step,
         resolved: &ResolvedTransforms,
+        write: Write,
     ) -> Result<(), UpdateError> {
         match self.touched {
             Touched::All => self.update_all(rule, step, resolved),
-            Touched::Rows(..) => self.update_rows(rule, step, resolved),
+            Touched::Rows(..) => self.update_rows(rule, step, resolved, write),
         }
     }
 
@@ -138,6 +141,7 @@ impl<'a, F: Number> RowShard<'a, F> {
         rule: &dyn Rule,
         step: Step,
         resolved: &ResolvedTransforms,
+        write: Write,
     ) -> Result<(), UpdateError> {
         let mut new = std::mem::take(&mut self.new);
         let mut slots = std::mem::take(&mut self.slots);
@@ -147,11 +151,11 @@ impl<'a, F: Number> RowShard<'a, F> {
         self.each(resolved, |at, sum| {
             batch.add(at, sum);
             if batch.gradient.len() >= BLOCK {
-                batch.apply(rule, step, old, &mut new, &mut slots)?;
+                batch.apply(rule, step, old, &mut new, &mut slots, write)?;
             }
             Ok(())
         })?;
-        batch.apply(rule, step, old, &mut new, &mut slots)
+        batch.apply(rule, step, old, &mut new, &mut slots, write)
     }
 
     /// Calls `then` for each row in the range that has a gradient, with the positions of the row's elements relative to
@@ -212,6 +216,7 @@ impl<F: Number> RowBatch<F> {
         old: &[F],
         new: &mut &mut [F],
         slots: &mut [&mut [F]],
+        write: Write,
     ) -> Result<(), UpdateError> {
         let values = new.split_off_mut(..self.gradient.len()).unwrap_or_default();
         gather(&self.spans, old, values);
@@ -232,7 +237,8 @@ impl<F: Number> RowBatch<F> {
             }
             None => rule.update(step, values, &self.gradient, &mut of_rule)?,
         }
-        for (batch, slot) in self.slots.iter().zip(slots) {
+        let written: &mut [&mut [F]] = if write == Write::InPlace { slots } else { &mut [] };
+        for (batch, slot) in self.slots.iter().zip(written) {
             let mut rest = batch.as_slice();
             for span in &self.spans {
                 let at = of_slot(span, slot);

@@ -51,15 +51,16 @@ impl Inner {
 }
 
 impl ShardedState for Inner {
-    fn inventory(&self) -> Inventory {
-        let Some(partition) = self.backend.replicated() else { return Inventory::default() };
+    fn inventory(&self) -> Result<Inventory> {
+        let Some(partition) = self.backend.replicated() else { return Ok(Inventory::default()) };
+        let slots = self.progress.read(OPERATION)?;
         let copies = self.progress.copies();
-        let own = self.progress.read(OPERATION).ok().filter(|_| copies.has_own);
-        let own = own.map(|slots| (partition.worker(), size(&slots)));
+        let own = copies.has_own.then(|| (partition.worker(), size(&slots)));
         let copy = partition.copied_worker().filter(|_| copies.has_copy);
         let copy = copy.map(|copied| (copied, size(&copies.slots)));
         let received = copies.received.iter().map(|(shard, slots)| (*shard, size(slots)));
-        Inventory { version: copies.version, shards: own.into_iter().chain(copy).chain(received).collect() }
+        let shards = own.into_iter().chain(copy).chain(received).collect();
+        Ok(Inventory { version: copies.version, shards })
     }
 
     fn read_shard(&self, shard: usize) -> Result<Bytes> {
