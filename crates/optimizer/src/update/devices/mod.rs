@@ -19,7 +19,8 @@
 //   `base/src/transfer/device_copier.rs`.
 
 mod compute;
-#[cfg(all(test, feature = "cuda"))]
+#[cfg(test)]
+#[cfg(feature = "cuda")]
 mod cuda_tests;
 mod sums;
 mod transforms;
