@@ -8,6 +8,7 @@
 //! | `access` | the operations on a variable that are allowed in each context |
 //! | `placement` | [`VariablePlacement`]; the location of a new variable |
 //! | `select` | [`RestoreFilter`]: the tensors of a checkpoint that are restored |
+//! | `names` | the names of tensors in checkpoints, and lists of names in error messages |
 //! | `outcome` | the result of work that each worker does alone |
 //! | `differences` | the settings that differ between workers |
 //! | `drift` | the comparison of variables that must be equal on all workers |
@@ -22,6 +23,7 @@ mod departure;
 mod differences;
 mod drift;
 mod local_steps;
+mod names;
 mod notice;
 mod outcome;
 mod placement;
@@ -42,9 +44,9 @@ pub mod internal {
     pub use crate::differences::{Settings, differences, digest};
     pub use crate::drift::{ComparisonPlan, Drift, VariableChecksum, find_drift};
     pub use crate::local_steps::{Alone, alone_differently, different_counts};
+    pub use crate::names::{common_name, copies_name, first_names, list_names};
     pub use crate::notice::{Notice, NoticeDecision};
     pub use crate::outcome::{Outcome, merge_outcomes};
     pub use crate::placement::{Placement, Policy, Purpose, StorageLocation};
-    pub use crate::select::{common_name, copies_name, first_names, list_names};
     pub use crate::step_times::{StepMeter, StepTimes};
 }

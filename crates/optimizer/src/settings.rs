@@ -393,16 +393,14 @@ impl Inner {
         )?;
         let Parameters { strategy, variables, frozen, untrainable, .. } = &*self.parameters;
         if let Some(range) = strategy.extended().elastic() {
-            let reason = if range.start() != range.end() {
-                "workers may leave, each with its shard of the state: do not shard the state, or require all workers \
-                 (min_workers)"
-            } else if !is_replicated {
-                "spares may replace workers, each of which has a shard of the state: keep copies \
-                 (shard_state_replicated), or leave out the spares"
-            } else {
-                ""
-            };
-            if !reason.is_empty() {
+            if range.start() != range.end() {
+                let reason = "workers may leave, each with its shard of the state: do not shard the state, or require \
+                              all workers (min_workers)";
+                return Err(Error::invalid(OPERATION, reason));
+            }
+            if !is_replicated {
+                let reason = "spares may replace workers, each of which has a shard of the state: keep copies \
+                              (shard_state_replicated), or leave out the spares";
                 return Err(Error::invalid(OPERATION, reason));
             }
         }

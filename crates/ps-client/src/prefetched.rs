@@ -99,12 +99,8 @@ impl PrefetchedRows {
         let mut state = lock(&self.state);
         let State { decisions, usage, sent } = &mut *state;
         let lookup = decisions.look_up(ids, sent.as_ref().map(|(change, ..)| *change));
-        let late = lookup.late.len();
-        let mut usage = lock(usage);
-        usage.late += late as u64;
-        usage.prefetched += (ids.len() - late) as u64;
-        drop(usage);
-        let (_, index, read) = sent.as_ref().filter(|_| late < ids.len())?;
+        lock(usage).add(&lookup);
+        let (_, index, read) = sent.as_ref().filter(|_| lookup.late.len() < ids.len())?;
         Some(FoundRows { lookup, index: *index, read: read.clone() })
     }
 }
@@ -190,6 +186,6 @@ impl FoundRows {
 
 impl fmt::Debug for PrefetchedRows {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PrefetchedRows({:?})", lock(&self.state).decisions.usage())
+        f.debug_struct("PrefetchedRows").field("is_used", &self.is_used).finish_non_exhaustive()
     }
 }

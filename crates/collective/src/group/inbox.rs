@@ -10,8 +10,8 @@ use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering, Signal, lock};
 use distribute_cluster::Deadline;
 use distribute_files::memory;
 use distribute_net::{Message, PollOutcome, Receiver, Transport};
-use std::collections::{HashMap, VecDeque};
-use std::hash::{BuildHasherDefault, Hasher};
+use rustc_hash::FxHashMap;
+use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -48,29 +48,12 @@ struct Shared {
 struct State {
     /// The reason why each worker is unreachable; `None` for a worker that is reachable.
     lost: Vec<Option<Loss>>,
-    names: HashMap<u64, Sessions, BuildHasherDefault<NameHasher>>,
+    /// The sessions by their name, which is a digest. Even if all collide, there are only [`MAX_NAMES`].
+    names: FxHashMap<u64, Sessions>,
     /// The total size in bytes of the stored frames of each worker.
     waiting: Vec<usize>,
     /// The maximum total size in bytes of the stored frames.
     most: usize,
-}
-
-/// A hasher of names of sessions, which are digests already. Even if all names collide, there are only [`MAX_NAMES`].
-#[derive(Default)]
-struct NameHasher(u64);
-
-impl Hasher for NameHasher {
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
-    }
-
-    fn write_u64(&mut self, name: u64) {
-        self.0 = (self.0.rotate_left(5) ^ name).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
 }
 
 /// The sessions of one name: their count, and the frames of the latest ones.
@@ -293,7 +276,7 @@ impl Receiver for Inbox {
 
 impl State {
     fn new(workers: usize, most: usize) -> Self {
-        Self { lost: vec![None; workers], names: HashMap::default(), waiting: vec![0; workers], most }
+        Self { lost: vec![None; workers], names: FxHashMap::default(), waiting: vec![0; workers], most }
     }
 
     /// Subtracts the size of a removed frame from its worker's total.

@@ -221,7 +221,7 @@ impl Protocol {
         }
         (self.round, self.aborts_in_row) = (self.round + 1, 0);
         let late = statuses.iter().any(|status| !status.is_blocked_or_done());
-        let mut round = Round::repeated(self.world, step, statuses, timeout, &mut self.calls);
+        let mut round = Round::new(self.world, step, statuses, timeout, &mut self.calls);
         if late {
             round.expire();
         }

@@ -86,12 +86,9 @@ pub enum Next {
 
 impl Round {
     /// Creates a round in which `own` are the statuses of this worker's replicas.
-    pub fn new(world: World, step: u64, own: Vec<ReplicaStatus>, timeout: Duration) -> Self {
-        Self::repeated(world, step, own, timeout, &mut RepeatedCalls::default())
-    }
-
-    /// Creates a round like [`new`](Self::new). `calls` contains the digests of calls that were made before.
-    pub(super) fn repeated(
+    ///
+    /// `calls` contains the digests of calls that were made before.
+    pub(super) fn new(
         world: World,
         step: u64,
         own: Vec<ReplicaStatus>,

@@ -29,7 +29,7 @@ pub struct ComponentMove {
     /// The index of the component.
     pub component: usize,
     /// The transfer.
-    pub shard: Move,
+    pub transfer: Move,
 }
 
 #[derive(Debug)]
@@ -153,7 +153,7 @@ impl<E: Display> ShardTransfer<E> {
         for component in 0..components {
             let inventories: Vec<_> = all.iter().map(|of| of[component].clone()).collect();
             let moves = plan(&inventories, self.source).map_err(Failure::NoPlan)?;
-            self.moves.extend(moves.into_iter().map(|shard| ComponentMove { component, shard }));
+            self.moves.extend(moves.into_iter().map(|transfer| ComponentMove { component, transfer }));
         }
         Ok(if self.moves.is_empty() {
             Stage::Over(Some(Ok(())))
@@ -165,14 +165,14 @@ impl<E: Display> ShardTransfer<E> {
     /// Returns the transfers from this worker.
     fn sent(&self) -> impl Iterator<Item = ComponentMove> {
         let me = self.world.worker();
-        self.moves.iter().copied().filter(move |of| of.shard.from == me)
+        self.moves.iter().copied().filter(move |of| of.transfer.from == me)
     }
 
     /// Returns the shards for each worker, one after the other.
     fn streams(&self, shards: Vec<Bytes>) -> Vec<Bytes> {
         let mut streams = vec![BytesMut::new(); self.world.workers()];
         for (of, shard) in self.sent().zip(shards) {
-            if let Some(stream) = streams.get_mut(of.shard.to) {
+            if let Some(stream) = streams.get_mut(of.transfer.to) {
                 stream.extend_from_slice(&shard);
             }
         }
@@ -181,8 +181,8 @@ impl<E: Display> ShardTransfer<E> {
 
     /// Returns the number of bytes that a worker sends to another one.
     fn length(&self, from: usize, to: usize) -> u64 {
-        let between = self.moves.iter().filter(|of| (of.shard.from, of.shard.to) == (from, to));
-        between.map(|of| of.shard.bytes).fold(0, u64::saturating_add)
+        let between = self.moves.iter().filter(|of| (of.transfer.from, of.transfer.to) == (from, to));
+        between.map(|of| of.transfer.bytes).fold(0, u64::saturating_add)
     }
 
     /// Returns the stage that transfers the rest of the shards, beginning at byte `at` for each pair of workers.
@@ -193,10 +193,10 @@ impl<E: Display> ShardTransfer<E> {
             return Stage::Chunks { sent, at, received };
         }
         let mut received: Vec<Bytes> = received.into_iter().map(BytesMut::freeze).collect();
-        let mine = self.moves.iter().filter(|of| of.shard.to == self.world.worker());
+        let mine = self.moves.iter().filter(|of| of.transfer.to == self.world.worker());
         let shards = mine.filter_map(|of| {
-            let stream = received.get_mut(of.shard.from)?;
-            Some((*of, stream.split_to((of.shard.bytes as usize).min(stream.len()))))
+            let stream = received.get_mut(of.transfer.from)?;
+            Some((*of, stream.split_to((of.transfer.bytes as usize).min(stream.len()))))
         });
         Stage::Receive(shards.collect())
     }
@@ -246,7 +246,7 @@ mod tests {
                     match machine.next_action() {
                         NextShards::Provide(moves) => {
                             let text =
-                                |of: &ComponentMove| all[worker][of.component][&of.shard.shard].clone();
+                                |of: &ComponentMove| all[worker][of.component][&of.transfer.shard].clone();
                             machine.provide(Ok(moves.iter().map(|of| text(of).into()).collect()));
                         }
                         NextShards::Receive(_) if fails == Some(worker) => {
@@ -255,7 +255,7 @@ mod tests {
                         NextShards::Receive(shards) => {
                             for (of, text) in shards {
                                 let text = String::from_utf8(text.to_vec()).unwrap();
-                                all[worker][of.component].insert(of.shard.shard, text);
+                                all[worker][of.component].insert(of.transfer.shard, text);
                             }
                             machine.received(Ok(()));
                         }
@@ -333,8 +333,8 @@ mod tests {
     fn bytes_that_are_not_planned_take_no_memory() {
         let world = World::new(3, 0, 1).unwrap();
         let mut transfer = ShardTransfer::<String>::new(world, 1, Ok(vec![]));
-        let shard = Move { shard: 0, from: 1, to: 0, bytes: 5 };
-        transfer.moves = vec![ComponentMove { component: 0, shard }];
+        let planned = Move { shard: 0, from: 1, to: 0, bytes: 5 };
+        transfer.moves = vec![ComponentMove { component: 0, transfer: planned }];
         transfer.stage = transfer.chunks(vec![Bytes::new(); 3], 0, vec![BytesMut::new(); 3]);
         transfer.chunk = 3;
         for _ in 0..2 {
@@ -345,7 +345,7 @@ mod tests {
             }
         }
         let NextShards::Receive(shards) = transfer.next_action() else { panic!("nothing is received") };
-        assert_eq!(shards, [(ComponentMove { component: 0, shard }, Bytes::from("abcda"))]);
+        assert_eq!(shards, [(ComponentMove { component: 0, transfer: planned }, Bytes::from("abcda"))]);
     }
 
     #[test]

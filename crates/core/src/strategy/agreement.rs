@@ -77,13 +77,11 @@ impl Strategy {
         record: impl FnOnce(&T) -> Bytes,
     ) -> Result<Result<(T, Vec<Bytes>)>> {
         // All workers already have the error of a call in which all participated, so none of them arrives here.
-        let is_shared = |error: &Error| error.blame().is_some();
-        if before.as_ref().is_err_and(is_shared) {
-            return before.map(|()| Err(Error::other("an earlier call failed")));
-        }
-        if before.is_ok() && mine.as_ref().is_err_and(is_shared) {
-            return Ok(mine.map(|mine| (mine, Vec::new())));
-        }
+        let (before, mine) = match (before, mine) {
+            (Err(error), _) if error.blame().is_some() => return Err(error),
+            (Ok(()), Err(error)) if error.blame().is_some() => return Ok(Err(error)),
+            both => both,
+        };
         let outcome = || match &before {
             Ok(()) => Outcome::of(&mine, record),
             Err(error) => Outcome::FailedBefore(error.to_string()),

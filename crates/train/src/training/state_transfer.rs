@@ -96,12 +96,13 @@ impl StateTransfer<'_> {
                     transfer.receive(self.exchange(what, body, timeout)?);
                 }
                 NextShards::Provide(moves) => {
-                    let read = moves.iter().map(|of| all[of.component].read_shard(of.shard.shard));
+                    let read = moves.iter().map(|of| all[of.component].read_shard(of.transfer.shard));
                     transfer.provide(read.collect());
                 }
                 NextShards::Receive(shards) => {
-                    let mut written =
-                        shards.iter().map(|(of, bytes)| all[of.component].add_shard(of.shard.shard, bytes));
+                    let mut written = shards
+                        .iter()
+                        .map(|(of, bytes)| all[of.component].add_shard(of.transfer.shard, bytes));
                     transfer.received(written.try_for_each(|written| written));
                 }
                 NextShards::End(end) => {

@@ -3,12 +3,16 @@ use distribute_cluster::{Cause, Corruption, Fault, Operation};
 use distribute_net::{ENDED, LEFT};
 use std::panic::Location;
 
+fn begin(world: World, own: Vec<ReplicaStatus>, timeout: Duration) -> Round {
+    Round::new(world, 1, own, timeout, &mut RepeatedCalls::default())
+}
+
 #[test]
 fn a_worker_that_comes_after_the_deadline_and_before_the_verdict_is_the_one_that_was_late() {
     let call = Fingerprint::new(Operation::AllReduce, "", Location::caller());
     let statuses = |worker: usize| vec![ReplicaStatus::waiting(worker, call.clone())];
     let timeout = Duration::from_secs(3);
-    let mut round = Round::new(World::new(3, 0, 1).unwrap(), 1, statuses(0), timeout);
+    let mut round = begin(World::new(3, 0, 1).unwrap(), statuses(0), timeout);
     round.receive(1, Content::Call { digest: call.digest(), body: Bytes::new() });
     assert!(matches!(round.next(false), Next::Wait));
     round.expire();
@@ -35,7 +39,7 @@ fn a_worker_with_a_slow_link_is_named_with_the_received_bytes() {
     };
     let absent = |part| ReplicaStatus { presence: Presence::Sending { part }, ..ReplicaStatus::running(2) };
     // A part of the message has arrived at this worker.
-    let mut round = Round::new(world, 1, statuses(0), timeout);
+    let mut round = begin(world, statuses(0), timeout);
     round.receive(1, Content::Call { digest: call.digest(), body: Bytes::new() });
     round.note_partial(2, (3, 10));
     round.expire();
@@ -45,12 +49,12 @@ fn a_worker_with_a_slow_link_is_named_with_the_received_bytes() {
         let (statuses, expired) = (statuses(1), Some(timeout));
         Content::Statuses { statuses, step: 1, expired, late, lost: None }
     };
-    let mut round = Round::new(world, 1, statuses(0), timeout);
+    let mut round = begin(world, statuses(0), timeout);
     round.receive(2, Content::Call { digest: call.digest(), body: Bytes::new() });
     round.receive(1, late(vec![2]));
     assert_eq!(missing(&mut round), [absent(None)]);
     // The message has arrived at no worker in time.
-    let mut round = Round::new(world, 1, statuses(0), timeout);
+    let mut round = begin(world, statuses(0), timeout);
     round.receive(1, late(vec![2]));
     round.receive(2, Content::Call { digest: call.digest(), body: Bytes::new() });
     assert_eq!(missing(&mut round), [ReplicaStatus::running(2)]);
@@ -62,10 +66,10 @@ fn who_has_aborted_judges_nothing_and_who_waits_does() {
     let call = Fingerprint::new(Operation::AllReduce, "", Location::caller());
     let failed = vec![ReplicaStatus { presence: Presence::Failed, ..ReplicaStatus::running(0) }];
     let timeout = Duration::from_secs(3);
-    let aborted = Round::new(World::new(3, 0, 1).unwrap(), 1, failed.clone(), timeout);
+    let aborted = begin(World::new(3, 0, 1).unwrap(), failed.clone(), timeout);
     assert!(!aborted.decides());
     let own = vec![ReplicaStatus::waiting(1, call)];
-    let mut round = Round::new(World::new(3, 1, 1).unwrap(), 1, own, timeout);
+    let mut round = begin(World::new(3, 1, 1).unwrap(), own, timeout);
     round
         .receive(0, Content::Statuses { statuses: failed, step: 1, expired: None, late: vec![], lost: None });
     assert!(matches!(round.next(false), Next::Send(Content::Statuses { expired: None, .. })));
@@ -82,7 +86,7 @@ fn a_lost_worker_ends_the_round_before_the_deadline() {
     let call = Fingerprint::new(Operation::AllReduce, "", Location::caller());
     let of = |me: usize| {
         let statuses = vec![ReplicaStatus::waiting(me, call.clone())];
-        let mut round = Round::new(World::new(3, me, 1).unwrap(), 1, statuses, Duration::from_secs(60));
+        let mut round = begin(World::new(3, me, 1).unwrap(), statuses, Duration::from_secs(60));
         for other in (0..2).filter(|other| *other != me) {
             round.receive(other, Content::Call { digest: call.digest(), body: Bytes::new() });
         }
@@ -102,7 +106,7 @@ fn a_worker_that_others_have_lost_is_named_also_by_one_that_it_still_talks_to() 
     let call = Fingerprint::new(Operation::AllReduce, "", Location::caller());
     let statuses = |worker: usize| vec![ReplicaStatus::waiting(worker, call.clone())];
     let timeout = Duration::from_secs(60);
-    let mut round = Round::new(World::new(3, 2, 1).unwrap(), 1, statuses(2), timeout);
+    let mut round = begin(World::new(3, 2, 1).unwrap(), statuses(2), timeout);
     for (worker, other) in [(0, 1), (1, 0)] {
         let lost = Some((other, "reset".into()));
         let (statuses, expired, late) = (statuses(worker), None, vec![]);
@@ -119,7 +123,7 @@ fn a_worker_that_comes_after_the_deadline_of_the_others_leaves_the_verdict_to_th
     let call = Fingerprint::new(Operation::AllReduce, "", Location::caller());
     let statuses = |worker: usize| vec![ReplicaStatus::waiting(worker, call.clone())];
     let timeout = Duration::from_secs(3);
-    let mut late = Round::new(World::new(3, 0, 1).unwrap(), 1, statuses(0), timeout);
+    let mut late = begin(World::new(3, 0, 1).unwrap(), statuses(0), timeout);
     for worker in [1, 2] {
         let (statuses, expired) = (statuses(worker), Some(timeout));
         late.receive(worker, Content::Statuses { statuses, step: 1, expired, late: vec![0, 7], lost: None });
@@ -137,7 +141,7 @@ fn a_deadline_is_also_reported_to_workers_that_have_the_statuses() {
     let [own, other] =
         ["this", "that"].map(|what| Fingerprint::new(Operation::AllReduce, what, Location::caller()));
     let statuses = vec![ReplicaStatus::waiting(0, own)];
-    let mut round = Round::new(World::new(3, 0, 1).unwrap(), 1, statuses, Duration::from_secs(60));
+    let mut round = begin(World::new(3, 0, 1).unwrap(), statuses, Duration::from_secs(60));
     round.receive(1, Content::Call { digest: other.digest(), body: Bytes::new() });
     assert!(matches!(round.next(false), Next::Send(Content::Statuses { expired: None, .. })));
     assert_eq!(round.next(false), Next::Wait, "the others may explain themselves");
@@ -152,7 +156,7 @@ fn a_worker_that_left_is_named_only_if_no_other_is_lost() {
     for (others, named) in [([LEFT, "reset"], 2), ([ENDED, LEFT], 1), (["reset", LEFT], 1)] {
         let call = Fingerprint::new(Operation::AllReduce, "", Location::caller());
         let own = vec![ReplicaStatus::waiting(0, call)];
-        let mut round = Round::new(World::new(3, 0, 1).unwrap(), 1, own, Duration::from_secs(60));
+        let mut round = begin(World::new(3, 0, 1).unwrap(), own, Duration::from_secs(60));
         (1..).zip(others).for_each(|(worker, reason)| round.mark_lost(worker, reason));
         assert!(
             matches!(round.next(true), Next::Send(Content::Statuses { lost: Some((worker, _)), .. }) if worker == named)
@@ -167,7 +171,7 @@ fn a_worker_that_is_lost_after_another_call_is_lost_and_not_late() {
     let [own, other] =
         ["this", "that"].map(|what| Fingerprint::new(Operation::AllReduce, what, Location::caller()));
     let statuses = vec![ReplicaStatus::waiting(0, own)];
-    let mut round = Round::new(World::new(2, 0, 1).unwrap(), 1, statuses, Duration::from_secs(60));
+    let mut round = begin(World::new(2, 0, 1).unwrap(), statuses, Duration::from_secs(60));
     round.receive(1, Content::Call { digest: other.digest(), body: Bytes::new() });
     round.mark_lost(1, "reset");
     assert!(round.has_lost());
@@ -190,7 +194,7 @@ fn changed_data_is_blamed_alike_by_its_receiver_its_sender_and_a_third() {
     };
     let blames: Vec<Blame> = (0..3)
         .map(|me| {
-            let mut round = Round::new(World::new(3, me, 1).unwrap(), 1, statuses(me), timeout);
+            let mut round = begin(World::new(3, me, 1).unwrap(), statuses(me), timeout);
             for other in (0..3).filter(|other| *other != me) {
                 match (me, other) {
                     (2, 0) => round.mark_lost(0, changed.clone()),

@@ -325,21 +325,22 @@ fn times(workers: usize, copies: bool, steps: usize) -> Vec<Duration> {
     times
 }
 
-/// `DISTRIBUTE_TEST_STEPS=40 cargo test -p distribute --test clusters replicated::step_times -- --nocapture` prints the
-/// times of docs/clusters/sharded-state.md.
+/// `cargo test -p distribute --test clusters replicated::step_times -- --ignored --nocapture` prints the times of
+/// docs/clusters/sharded-state.md.
 #[test]
+#[ignore = "a measurement, which no result fails"]
 fn step_times() {
-    let steps: usize = std::env::var("DISTRIBUTE_TEST_STEPS").map_or(2, |steps| steps.parse().unwrap());
-    watched_for(Duration::from_secs(60 + 10 * steps as u64), move || {
+    const STEPS: usize = 15;
+    watched_for(Duration::from_secs(210), || {
         for workers in 2..5 {
             for copies in [false, true] {
-                let times = times(workers, copies, steps + 1);
-                let (first, last) = (times[0], times[times.len() - 1]);
+                let times = times(workers, copies, STEPS + 1);
                 println!(
-                    "{workers} workers, copies {copies}: median {:?}, {first:?} to {last:?}",
-                    times[times.len() / 2]
+                    "{workers} workers, copies {copies}: median {:?}, {:?} to {:?}",
+                    times[STEPS / 2],
+                    times[0],
+                    times[STEPS - 1]
                 );
-                assert_eq!(times.len(), steps);
             }
         }
     });

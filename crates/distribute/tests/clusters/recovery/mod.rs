@@ -25,3 +25,12 @@ mod sharded;
 mod spares;
 mod threads;
 mod worker;
+
+use distribute_testing::{child, watched};
+
+/// Runs a test, except in the processes that it starts.
+fn in_parent(test: impl FnOnce() + Send + 'static) {
+    if child::part().is_none() {
+        watched(test);
+    }
+}

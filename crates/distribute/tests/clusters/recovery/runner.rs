@@ -1,5 +1,6 @@
 //! Checks that `runner::run` with a lost worker has the same history as a training without a failure, bit for bit.
 
+use crate::recovery::in_parent;
 use crate::recovery::job::{Job, WORKERS};
 use crate::recovery::program::{At, Place, Task};
 use crate::recovery::threads::train;
@@ -94,10 +95,7 @@ fn gnn_4_a_training_in_one_call_has_the_same_history_when_a_worker_is_lost() {
 // GNN-4, INV-42, INV-66
 #[test]
 fn gnn_4_a_training_of_processes_with_one_killed_has_the_same_history() {
-    if child::part().is_some() {
-        return;
-    }
-    watched(|| {
+    in_parent(|| {
         let undisturbed = printed(&train(WORKERS, 1, None, program)[0]);
         for (killed, place) in [(0, Place::InStep), (2, Place::Between)] {
             let mut job = Job::new(WORKER);

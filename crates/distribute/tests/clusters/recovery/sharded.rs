@@ -2,6 +2,7 @@
 //! those of a training without interruption.
 
 use crate::multi_worker::replicated::assert_copies;
+use crate::recovery::in_parent;
 use crate::recovery::job::{Job, WORKERS};
 use crate::recovery::program::{At, EPOCHS, Place, SAVE_EVERY, STEPS, Taken, Task};
 use crate::recovery::worker::{self, GO, UPDATED};
@@ -11,7 +12,7 @@ use distribute::checkpoint::CheckpointManager;
 use distribute::nn::{Embedding, embedding};
 use distribute::optimizer::rules::{self, Float, Formula, SlotSpec, Step};
 use distribute::{Result, prelude::*};
-use distribute_testing::{child, watched};
+use distribute_testing::child;
 use rustix::process::Signal;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::OnceLock;
@@ -160,13 +161,6 @@ fn undisturbed() -> &'static str {
         (0..WORKERS).for_each(|worker| job.wait_until_ended(worker));
         line
     })
-}
-
-/// Runs a test, except in the processes that it starts.
-fn in_parent(test: impl FnOnce() + Send + 'static) {
-    if child::part().is_none() {
-        watched(test);
-    }
 }
 
 fn start(stop_at: (usize, Place)) -> Job {

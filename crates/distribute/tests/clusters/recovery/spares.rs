@@ -5,6 +5,7 @@
 //! 100 workers, and prints the times of docs/clusters/recovery.md.
 
 use crate::recovery::disturbed::undisturbed;
+use crate::recovery::in_parent;
 use crate::recovery::job::{Job, WORKERS};
 use crate::recovery::matrix;
 use crate::recovery::program::{At, Place, Task};
@@ -41,13 +42,6 @@ fn trained(task: &Task, at: &At) -> Result<String> {
             Ok(error.to_string())
         }
         trained => trained,
-    }
-}
-
-/// Runs a test, except in the processes that it starts.
-fn in_parent(test: impl FnOnce() + Send + 'static) {
-    if child::part().is_none() {
-        watched(test);
     }
 }
 

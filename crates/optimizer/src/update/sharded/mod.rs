@@ -276,11 +276,9 @@ impl Sharded {
         }
         let rules = &step.rules;
         WorkSplit::partition(threads.count, parts).each(threads, |parts| {
-            parts.into_iter().try_for_each(|part| match (part, write) {
-                (EitherFloat::F32(part), Write::InPlace) => part.update(rules, gradients, write),
-                (EitherFloat::F64(part), Write::InPlace) => part.update(rules, gradients, write),
-                (EitherFloat::F32(part), Write::ValuesOnly) => part.update_values(rules, gradients),
-                (EitherFloat::F64(part), Write::ValuesOnly) => part.update_values(rules, gradients),
+            parts.into_iter().try_for_each(|part| match part {
+                EitherFloat::F32(part) => part.update(rules, gradients, write),
+                EitherFloat::F64(part) => part.update(rules, gradients, write),
             })
         })?;
         Ok(())
@@ -364,25 +362,26 @@ impl<'a, F: Number> ShardUpdate<'a, F> {
         }
     }
 
+    /// Computes the new values, and the new slots if `write` says so.
     fn update(self, rules: &Rules<'_>, gradients: &ShardGradients<'_>, write: Write) -> Result<()> {
         match self {
-            ShardUpdate::Dense(range) => update(range, rules, gradients.transforms_of_dense())?,
-            ShardUpdate::Rows(rows) => {
+            // Rows are copied in any case before the rule computes them.
+            ShardUpdate::Rows(rows)
+                if write == Write::InPlace || matches!(rows.touched, Touched::Rows(..)) =>
+            {
                 let (rule, step) = rules.of(rows.variable);
                 rows.update(rule, step, gradients.resolved, write)?
             }
+            ShardUpdate::Dense(range) if write == Write::InPlace => {
+                update(range, rules, gradients.transforms_of_dense())?
+            }
+            all => all.update_copies(rules, gradients)?,
         }
         Ok(())
     }
 
-    /// Computes the new values, and keeps the slots.
-    fn update_values(mut self, rules: &Rules<'_>, gradients: &ShardGradients<'_>) -> Result<()> {
-        if let ShardUpdate::Rows(rows) = &self
-            && matches!(rows.touched, Touched::Rows(..))
-        {
-            // The slots of these rows are copied in any case, and those of all others are not read.
-            return self.update(rules, gradients, Write::ValuesOnly);
-        }
+    /// Computes the new values with copies of the slots, a part of them at a time.
+    fn update_copies(mut self, rules: &Rules<'_>, gradients: &ShardGradients<'_>) -> Result<()> {
         let mut copies: Vec<Vec<F>> = Vec::new();
         while self.len() > 0 {
             let len = if self.is_whole() { self.len() } else { self.len().min(COPIED) };
