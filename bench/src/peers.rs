@@ -152,7 +152,7 @@ impl Process {
         let line = self.program.line(Deadline::after(PATIENCE)).ok().flatten();
         parsed(&line.ok_or_else(|| {
             let reason = format!(
-                "{} ended, or said nothing for {} s; run it by itself to see why",
+                "{} ended, or printed nothing for {} s; run it alone to see why",
                 self.peer,
                 PATIENCE.as_secs()
             );

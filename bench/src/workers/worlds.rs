@@ -161,11 +161,11 @@ fn assumptions(cores: usize) -> String {
     format!(
         "\nThe model: an all-reduce takes a worker as long as the messages and bytes that it sends, at one cost each (α, β), which \
          are fitted to the medians above by least squares of relative errors. Assumed: all processes are as fast; more than \
-         {cores} processes take turns on the {cores} cores of this machine and nothing is lost by that; sending, receiving and \
-         adding don't overlap; each call begins by every worker telling every other what it calls. Of {MANY} workers it is \
-         assumed that each has a machine and a core of its own, that messages cost its processor what they cost here, that a \
-         round waits {} µs for the network, that {} Gbit/s go each way at the same time however many talk, and that nobody is \
-         slower than the others. What was not measured: any world of more than one machine, and any algorithm but those named \
+         {cores} processes take turns on the {cores} cores of this machine at no cost; sending, receiving and adding don't \
+         overlap; each call begins with a message of every worker to every other one. Of {MANY} workers it is assumed that \
+         each has a separate machine and core, that messages cost its processor what they cost here, that a round waits {} µs \
+         for the network, that {} Gbit/s go each way at the same time for any number of senders, and that no worker is slower \
+         than the others. What was not measured: any world of more than one machine, and any algorithm but those named \
          in the rows.",
         number(NETWORK.latency * 1e6),
         number(NETWORK.bandwidth * 8e-9),

@@ -20,7 +20,7 @@ use clap::{Parser, Subcommand};
 #[command(
     name = "distribute",
     version,
-    about = "Checks machines for distributed training, starts it, and tells how it goes"
+    about = "Checks machines for distributed training, starts it, and shows its status"
 )]
 struct Arguments {
     #[command(subcommand)]

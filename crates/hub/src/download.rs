@@ -41,7 +41,7 @@ pub(crate) fn download(client: &Client, target: &Target) -> Result<()> {
     // What an earlier process has left may be damaged. Then all of it is downloaded again, once.
     let mut is_resumed = partial.size > 0;
     tracing::info!(
-        "downloading {}: {} of {} bytes are there",
+        "downloading {}: {} of {} bytes are there already",
         display(&target.url),
         partial.size,
         target.size

@@ -166,7 +166,7 @@ impl fmt::Display for Notice {
             Notice::Dropped { stream, lines, bytes, why } => {
                 let (stream, lines) = (stream.name(), plural(*lines, "line"));
                 write!(f, "dropped {lines} ({}) of the tasks' {stream}: ", plural(*bytes, "byte"))?;
-                f.write_str(why.as_deref().unwrap_or("nobody reads it"))
+                f.write_str(why.as_deref().unwrap_or("no process reads it"))
             }
             Notice::Interrupted { signal } => {
                 write!(f, "{signal}: forwarded to all tasks; send it again to kill them")

@@ -20,20 +20,25 @@ pub fn exposition(report: &Report) -> String {
     out.one(
         "distribute_watched_seconds",
         "gauge",
-        "Seconds since this process has been watched.",
+        "Seconds for which this process has been watched.",
         report.seconds,
     );
-    out.one("distribute_report_age_seconds", "gauge", "How long ago the job said what follows.", report.age);
+    out.one(
+        "distribute_report_age_seconds",
+        "gauge",
+        "Age of the last report of the job, in seconds.",
+        report.age,
+    );
     out.one("distribute_steps_total", "counter", "Steps that have begun.", progress.steps as f64);
     out.one("distribute_examples_total", "counter", "Examples that optimizers have seen.", progress.examples);
     let loss = if progress.diverged { Some(f64::NAN) } else { progress.loss };
     out.each("distribute_loss", "gauge", "The loss of the last step.", loss.map(|loss| ([], loss)));
-    let step = "Seconds that a step took, in the last seconds.";
+    let step = "Seconds of a step, averaged over the last seconds.";
     out.each("distribute_step_seconds", "gauge", step, progress.seconds_per_step.map(|it| ([], it)));
-    let rate = "Examples in a second, in the last seconds.";
+    let rate = "Examples per second, averaged over the last seconds.";
     out.one("distribute_examples_per_second", "gauge", rate, progress.examples_per_second);
-    out.one("distribute_replicas", "gauge", "Replicas of all workers.", world.replicas as f64);
-    out.one("distribute_workers", "gauge", "Workers of the world.", world.workers.len() as f64);
+    out.one("distribute_replicas", "gauge", "Number of replicas of all workers.", world.replicas as f64);
+    out.one("distribute_workers", "gauge", "Number of workers of the world.", world.workers.len() as f64);
     let lost = world.workers.iter().filter(|worker| worker.away.is_some()).count();
     out.one(
         "distribute_workers_lost",
@@ -60,13 +65,13 @@ pub fn exposition(report: &Report) -> String {
             .iter()
             .map(move |(what, seconds)| ([("replica", &**name), ("activity", &**what)], *seconds))
     });
-    let help = "Into what the seconds of a replica went; waiting is for other replicas, in collective calls.";
+    let help = "Seconds of a replica, by activity; waiting is for other replicas, in collective calls.";
     out.each("distribute_replica_seconds_total", "counter", help, spent);
     let waiting = names.iter().map(|(name, replica)| {
         let now = replica.now.as_ref().filter(|now| now.what == "waiting");
         ([("replica", &**name)], now.map_or(0., |now| now.seconds))
     });
-    let help = "For how long a replica has been waiting for others just now.";
+    let help = "Seconds for which a replica has now been waiting for others.";
     out.each("distribute_replica_waiting_seconds", "gauge", help, waiting);
 
     if let Some(coordinator) = &report.coordinator {
@@ -74,9 +79,9 @@ pub fn exposition(report: &Report) -> String {
             (coordinator.queued as f64, coordinator.ended as f64, coordinator.away() as f64);
         out.one("distribute_coordinator_queued", "gauge", "Closures that wait for a worker.", queued);
         out.one("distribute_coordinator_ended_total", "counter", "Closures that have ended.", ended);
-        out.one("distribute_coordinator_workers_away", "gauge", "Workers that are not there.", away);
+        out.one("distribute_coordinator_workers_away", "gauge", "Workers that are not connected.", away);
         if let Some(staleness) = coordinator.staleness {
-            let help = "How many other closures ended while one ran, on the average.";
+            let help = "Number of other closures that ended while one ran, on average.";
             out.one("distribute_coordinator_staleness", "gauge", help, staleness);
         }
         let closures =
@@ -87,7 +92,7 @@ pub fn exposition(report: &Report) -> String {
         out.each(
             "distribute_coordinator_worker_losses_total",
             "counter",
-            "How often a worker was lost.",
+            "Number of times that a worker was lost.",
             losses,
         );
     }
@@ -101,9 +106,19 @@ pub fn exposition(report: &Report) -> String {
         "Variables and shards on a server.",
         of(|it| Some(it.tables)),
     );
-    out.each("distribute_server_rows", "gauge", "Rows of these.", of(|it| Some(it.rows)));
-    out.each("distribute_server_bytes", "gauge", "Bytes of these.", of(|it| Some(it.bytes)));
-    let help = "Copies of these, where another server follows: 1 while changes wait for it, 0 while a server starts.";
+    out.each(
+        "distribute_server_rows",
+        "gauge",
+        "Rows of all variables and shards on a server.",
+        of(|it| Some(it.rows)),
+    );
+    out.each(
+        "distribute_server_bytes",
+        "gauge",
+        "Bytes of all variables and shards on a server.",
+        of(|it| Some(it.bytes)),
+    );
+    let help = "Copies of a server's tables, if another server follows: 1 while changes wait for it, 0 while a server starts.";
     out.each("distribute_server_copies", "gauge", help, of(|it| it.copies));
     let help = "Rows that were read from a server since it started.";
     out.each("distribute_server_rows_read_total", "counter", help, of(|it| it.rows_read));

@@ -64,7 +64,7 @@ thread_local! {
 /// nest rules to any depth.
 fn not_averaged<'de, D: Deserializer<'de>>(from: D) -> Result<Box<RuleSpec>, D::Error> {
     if IN_AVERAGE.replace(true) {
-        return Err(D::Error::custom("the rule of an average is an average"));
+        return Err(D::Error::custom("the rule of an average is itself an average"));
     }
     let rule = Box::deserialize(from);
     IN_AVERAGE.set(false);

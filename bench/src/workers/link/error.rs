@@ -20,7 +20,7 @@ pub enum LinkError {
     /// This process may not create a namespace.
     #[error(
         "--link makes two network namespaces, and this process may not ({source}): run it as root, or, where users may have \
-         namespaces of their own, as `unshare --user --map-root-user distribute-bench --link …`"
+         their own namespaces, as `unshare --user --map-root-user distribute-bench --link …`"
     )]
     NotAllowed {
         /// The error that `unshare` reported.

@@ -110,7 +110,7 @@ impl Sources {
         if let Some(operation) = &self.again {
             return Some(format!(
                 "\"{operation}\" reads its input again in the same pass or in later ones, but each pass deals the files \
-                 anew; leave it out (iterating again is the next epoch), or {INSTEAD}"
+                 again; leave it out (iterating again is the next epoch), or {INSTEAD}"
             ));
         }
         let whole = self.whole.as_ref()?;

@@ -54,7 +54,7 @@ impl<T: Nest> Dataset<T> {
             AutoShardPolicy::Hint => WorkerShard::Hint { workers, index: worker },
             AutoShardPolicy::Off => return Ok((self.clone(), decision)),
             AutoShardPolicy::Dealt => {
-                let why = "they do not wait for each other, so nobody deals; let a coordinator deal files with a \
+                let why = "they do not wait for each other, so no worker deals; let a coordinator deal files with a \
                            FileDeck, or use AutoShardPolicy::File";
                 return Err(Error::NotDealt { why: why.into() });
             }

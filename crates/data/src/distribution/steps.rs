@@ -247,7 +247,7 @@ impl Steps {
         if all.lacks_file > 0 {
             let step = self.taken;
             let why = format!(
-                "step {step} needs a file: call WorkerPass::deal, and prepare it again if that says so"
+                "step {step} needs a file: call WorkerPass::deal, and prepare it again if that returns true"
             );
             return Err(Error::NotDealt { why });
         }

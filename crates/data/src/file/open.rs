@@ -22,7 +22,7 @@ fn again(found: FileType) -> Result<()> {
     } else {
         Err(Error::new(
             ErrorKind::Unsupported,
-            "this is a pipe, a socket or a device, whose bytes come only once, but every pass reads its files anew, \
+            "this is a pipe, a socket or a device, whose bytes come only once, but every pass reads its files again, \
              and some formats more than once in a pass: copy it into a file, or read all of it and use `Location::bytes`",
         ))
     }

@@ -67,7 +67,8 @@ pub(super) fn script(job: &Job<'_>) -> Result<String> {
     if job.max_restarts > 0 {
         script += "#SBATCH --requeue\n#SBATCH --open-mode=append\n";
     }
-    script += "set -eu\n\n# The tasks know each other by it; srun hands it on in their environment.\n";
+    script +=
+        "set -eu\n\n# The secret by which tasks authenticate; srun passes it on in their environment.\n";
     script += SECRET;
     script += "\n\n";
     let ports = PORTS.replace("FIRST", &first_port_in_shell("SLURM_JOB_ID"));
@@ -115,7 +116,7 @@ mod tests {
 #SBATCH --open-mode=append
 set -eu
 
-# The tasks know each other by it; srun hands it on in their environment.
+# The secret by which tasks authenticate; srun passes it on in their environment.
 export DISTRIBUTE_SECRET="$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')"
 
 # Jobs on one node use different ports: from one by the number of the job on, or the next that are free on all nodes.

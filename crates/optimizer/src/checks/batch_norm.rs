@@ -34,7 +34,7 @@ pub(crate) fn warning(unchanged_norms: Vec<UnchangedNorm>, trained: &HashSet<&st
          convolutions, as \
          candle_transformers' resnet, efficientnet, mobilenetv4 and mobileone do, is for inference: copy it and pass \
          true, or load \
-         trained statistics first; layers that are frozen are not looked at; see \"Batch-norm\" in docs/train/from-candle.md",
+         trained statistics first; layers that are frozen are not checked; see \"Batch-norm\" in docs/train/from-candle.md",
         list_names(&names)
     ))
 }

@@ -95,7 +95,7 @@ impl Cause {
                 "these belong to norms without backward; variables before such a norm get gradients only through \
                  residual connections, which is wrong; {FUSED}"
             ),
-            Cause::Tables => "by their names, they are tables of constants".to_string(),
+            Cause::Tables => "according to their names, they are tables of constants".to_string(),
             Cause::Unknown => format!(
                 "the loss does not depend on them, or they are cut off from it: by detach, by a conversion to numbers \
                  (to_vec, to_scalar), or by an operation without backward; {FUSED}"

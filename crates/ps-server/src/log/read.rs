@@ -144,7 +144,7 @@ impl Reading<'_> {
         loop {
             match scan.next(self.number, self.chain).map_err(io)? {
                 Found::Entry(entry) if self.sealed => {
-                    self.damage(&path, (entry.at, scan.at()), "goes on after its end".to_owned(), None)?;
+                    self.damage(&path, (entry.at, scan.at()), "continues after its end".to_owned(), None)?;
                 }
                 Found::Entry(entry) => self.entry(file, entry, scan.at())?,
                 Found::End if file.begun || file.may_lack_begin => break,

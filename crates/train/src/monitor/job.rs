@@ -94,7 +94,7 @@ impl Job {
     fn worker(&self, worker: &WorkerStatus) -> Worker {
         let running = worker.running.as_ref();
         let does = running.map(|(function, task, _)| format!("{} ({task})", function.name));
-        let makes = || worker.missing.first().map(|first| format!("has to make {first}"));
+        let makes = || worker.missing.first().map(|first| format!("has to create {first}"));
         let since = || self.away.get(&worker.name).map(Stopwatch::seconds);
         Worker {
             name: worker.name.clone(),

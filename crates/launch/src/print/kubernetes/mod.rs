@@ -68,7 +68,7 @@ fn comments(job: &Job<'_>, first: &str) -> String {
     };
     format!(
         "# {first}{image}
-# The secret by which the tasks know each other has to be there before:
+# The secret by which the tasks authenticate has to exist before:
 #   od -An -N32 -tx1 /dev/urandom | tr -d ' \\n' | kubectl create secret generic {name}-secret --from-file=secret=/dev/stdin
 "
     )
