@@ -87,7 +87,7 @@ impl FromStr for Host {
             _ if !text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b)) => {
                 Err("a host name consists of letters, digits, \"-\", \"_\" and \".\"")
             }
-            // Such as 10.0.0.256 or 10.0.7, which some resolvers would read as another address.
+            // For example 10.0.0.256 or 10.0.7, which some resolvers would read as another address.
             _ if text.bytes().all(|b| b.is_ascii_digit() || b == b'.') && text.contains('.') => {
                 Err("not an IPv4 address")
             }

@@ -112,7 +112,7 @@ impl Guests {
             }
         }
         let largest = sources.into_iter().max_by_key(|(_, count, oldest)| (*count, Reverse(*oldest)));
-        // With a single place, the only other guest may be at another stage.
+        // If there is room for one guest only, the other guest may be at another stage.
         let other = || self.all.iter().map(|guest| guest.id).find(|id| *id != newcomer);
         largest.map(|(.., oldest)| oldest).or_else(other)
     }

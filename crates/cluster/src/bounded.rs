@@ -64,7 +64,7 @@ impl Budget {
     }
 
     fn take<E: Error>(&self, bytes: usize) -> Result<(), E> {
-        // Elements without bytes take time.
+        // Elements without bytes count as well, because decoding them takes time.
         match self.left.get().checked_sub(bytes.max(1)) {
             Some(left) => {
                 self.left.set(left);

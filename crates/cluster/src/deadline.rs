@@ -7,11 +7,11 @@
 //   global ones. Helpers wait for a leader that runs this project's own code; code of users inside a step runs
 //   while the others wait in a rendezvous. `on_threads` waits for the closures of its workers, which belong to its
 //   caller. A channel of a stage on a thread, of jobs for threads or of an object behind a URL ends with either
-//   end, and each request for a part of an object has a deadline. The thread of a mesh ends with it, by the
-//   deadline of its shutdown wait. The thread of a lookup ends when the system gives up, and that which aborts
+//   end, and each request for a part of an object has a deadline. The thread of a mesh ends with the mesh, by the
+//   deadline of its shutdown wait. The thread of a lookup ends when the system gives up, and the one that aborts
 //   communicators of NCCL when NCCL releases them; no thread waits for either. Work in the queue of a GPU ends when
 //   the GPU has done it, for which candle has no deadline. The thread that receives SIGTERM ends with its
-//   `Preemption`. `distribute_mpi::run` waits for running processes, and for the others for its farewell.
+//   `Preemption`. `distribute_mpi::run` waits for processes that still run; its wait for the others has a deadline.
 //   A spare waits as long as the first worker holds its connection, whose silence has a deadline. `Server::join`
 //   waits for the server's end, which waits ten seconds for a service that is still busy. A program
 //   that is measured is killed when dropped, with all its child processes, and its readers end with it. A launcher
@@ -63,7 +63,7 @@ impl Deadline {
         let at = now.checked_add(timeout);
         let slice = match at {
             Some(_) => (timeout / 8).clamp(Duration::from_millis(1), SLICE),
-            // It never passes. A slice of centuries would overflow the clock of some systems.
+            // This deadline never passes. A slice of centuries would overflow the clock of some systems.
             None => Duration::from_secs(3600),
         };
         Self { at, timeout, slice, seen: now }
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn time_in_which_the_process_was_suspended_does_not_count() {
-        // On time, and as delayed as threads often are.
+        // Without a delay, and with delays that are common for threads.
         assert_eq!(looked(ms(1000), &[0, 100, 200]), (ms(100), ms(1000)));
         assert_eq!(looked(ms(1000), &[0, 190, 380, 570, 760, 950]), (ms(50), ms(1000)));
         assert_eq!(looked(ms(1000), &[0, 190, 380, 570, 760, 950, 1001]), (ms(0), ms(1000)));

@@ -16,7 +16,7 @@ pub struct ProcessEnvironment;
 
 impl Environment for ProcessEnvironment {
     fn get(&self, name: &str) -> Option<String> {
-        // If it is not Unicode, the code that parses it refuses it, and shows the lossy text.
+        // A value that is not Unicode is refused by the code that parses it, which shows the lossy text.
         Some(std::env::var_os(name)?.to_string_lossy().into_owned())
     }
 }

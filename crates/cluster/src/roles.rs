@@ -319,7 +319,7 @@ mod tests {
         assert!(matches!(full.world(&task("chief", 0), 0), Err(ClusterError::World(_))));
     }
 
-    // pains.md, FAQ: one machine's TF_CONFIG, copied to all.
+    // A common mistake: one machine's TF_CONFIG is copied to all.
     #[test]
     fn loopback_is_refused_among_several_hosts() {
         let check = |cluster: &str| spec(cluster).check_hosts().map_err(|error| error.to_string());

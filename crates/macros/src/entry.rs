@@ -30,7 +30,7 @@ pub fn expand(arguments: TokenStream, mut function: ItemFn) -> Result<TokenStrea
     if returns_result(&function.sig.output) {
         let (output, body) = (&function.sig.output, &function.block);
         let block = syn::parse_quote!({
-            // Its name is visible in the body, where it must hide no item of the program.
+            // This name is visible in the body, so it must not shadow an item of the program.
             fn __distribute_main() #output #body
             ::distribute::end_main(__distribute_main())
         });

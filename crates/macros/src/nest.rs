@@ -34,7 +34,7 @@ pub fn expand(input: DeriveInput) -> Result<TokenStream> {
     }
     let name = &input.ident;
     let (impl_generics, type_generics, where_clause) = generics.split_for_impl();
-    // The traits of values are those of `distribute`. Code that names another crate may not depend on it.
+    // The traits of values are those of `distribute`. Code that names another crate may not depend on `distribute`.
     let values = if given.is_none() { values(&input, &generics) } else { TokenStream::new() };
     Ok(quote! {
         #values

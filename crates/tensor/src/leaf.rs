@@ -121,7 +121,7 @@ impl Leaf {
         let all = || leaves.iter().map(Borrow::borrow);
         let sparse = |leaf: &Leaf| matches!(leaf, Leaf::Slices(_));
         if all().any(sparse) && !all().all(sparse) {
-            // Rows with the same index are added when they are made dense.
+            // Rows with the same index are added when slices are made dense.
             let summands = Leaf::summands(op, leaves)?;
             let Some(dense) = summands.iter().find(|l| !sparse(l)) else {
                 return Err(Error::Empty { operation: OPERATION });

@@ -80,7 +80,7 @@ impl fmt::Display for Scheduler {
 mod tests {
     use super::*;
 
-    // reference/pains.md 4: each worker trains alone.
+    // If this is not noticed, each worker trains alone.
     #[test]
     fn a_process_of_several_is_noticed() {
         let of = |environment: [(&str, &str); 2]| detect(&environment);

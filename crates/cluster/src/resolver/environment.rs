@@ -110,7 +110,7 @@ mod tests {
         assert_eq!(of(&[("PMI_RANK", "0"), ("PMI_SIZE", "1")]), None);
     }
 
-    // reference/pains.md 4: each worker trains alone.
+    // If this is accepted, each worker trains alone.
     #[test]
     fn an_incomplete_environment_is_refused_with_the_missing_variable() {
         assert!(refused([("TF_CONFIG", "")]).starts_with("TF_CONFIG: expected JSON, found no text"));

@@ -161,7 +161,7 @@ impl Metadata<'_> {
     fn token(&self) -> Result<String, ClusterError> {
         const PATH: &str = "instance/service-accounts/default/token";
         let text = self.text(PATH)?;
-        // An error must not show a possible token.
+        // The text may contain a token, which an error must not show.
         let wrong = || Malformed {
             origin: format!("{}/{PATH}", self.base),
             path: String::new(),

@@ -166,7 +166,7 @@ impl MpiClusterResolver {
         let hosts = match options.hosts.or(hosts(environment)?) {
             Some(hosts) => hosts,
             None if local_size == Some(size) => vec![("127.0.0.1".into(), size)],
-            // For an mpirun inside sbatch, the step consists of its daemons, one on each node.
+            // For an mpirun inside sbatch, the step consists of mpirun's daemons, one on each node.
             None if in_step && number(environment, "SLURM_STEP_NUM_TASKS")? == Some(size) => {
                 slurm::step(environment)?
             }

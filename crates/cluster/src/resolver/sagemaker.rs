@@ -58,7 +58,7 @@ impl SageMakerClusterResolver {
         names.sort_unstable();
         names.dedup();
         let own = names.iter().position(|name| *name == current);
-        // In this case TensorFlow would train alone.
+        // TensorFlow would train alone in this case.
         let own =
             own.ok_or_else(|| unexpected("SM_CURRENT_HOST", format!("one of SM_HOSTS, {text}"), &current))?;
         let host = |name: &&str| {

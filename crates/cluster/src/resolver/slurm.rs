@@ -299,7 +299,7 @@ mod tests {
         assert!(resolve(SlurmOptions::default(), &dealt).unwrap_err().contains("--distribution=block"));
     }
 
-    // RES-3, whose trap is that there is no cluster without GPUs.
+    // RES-3: TensorFlow's resolver fails without GPUs.
     #[test]
     fn res_3_a_cluster_may_have_no_gpus() {
         let resolver = resolve(SlurmOptions::default(), &[]).unwrap();

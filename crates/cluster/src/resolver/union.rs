@@ -140,7 +140,7 @@ mod tests {
         assert!(matches!(UnionResolver::new(vec![]), Err(ClusterError::NoResolver)));
     }
 
-    // RES-2, whose trap is that an override of 0 is ignored.
+    // RES-2: TensorFlow's resolver ignores an override of 0.
     #[test]
     fn res_2_an_override_of_0_counts() {
         let union = UnionResolver::new(vec![member(r#"{"worker": ["a:1", "b:1", "c:1"]}"#)]).unwrap();

@@ -41,7 +41,7 @@ impl Shaped for Adafactor {
         let rate =
             if self.relative_step { at.learning_rate().min(1.0 / step.sqrt()) } else { at.learning_rate() };
         let rate = rate * rms(var).max(self.epsilon_2);
-        // The steps divided by their size, which is known after all of them.
+        // The steps before they are scaled by their root mean square, which needs all of them.
         let mut steps = vec![F::ZERO; grad.len()];
         let ([r, c, _], [.., rows, columns]) = (&mut *slots, dims) else {
             let [_, _, v] = slots else { return };

@@ -119,7 +119,7 @@ impl Shape {
             let (before, rest) = p.split_at_mut(k * self.rows);
             let column = &mut rest[..self.rows];
             let norm = squares(column).sqrt();
-            // Twice is enough for numbers of this precision.
+            // Twice, because rounding leaves a small component after the first time.
             for _ in 0..2 {
                 for other in before.chunks_exact(self.rows) {
                     let along: f64 =

@@ -49,7 +49,7 @@ fn nested<T: Show>(
     };
     f.write_char('[')?;
     let gap = if (shorten || *len > ALL) && *len > 2 * EDGE { EDGE..len - EDGE } else { 0..0 };
-    // Not a filter: an axis of an empty tensor may have more indices than can be iterated over.
+    // A filter would visit all indices, and an axis of an empty tensor may have too many for that.
     for i in (0..gap.start).chain(gap.end..*len) {
         if i > 0 {
             separate(f)?;

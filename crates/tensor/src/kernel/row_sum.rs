@@ -32,7 +32,7 @@ impl RowSum {
             Some(*end)
         });
         let starts: Vec<usize> = std::iter::once(0).chain(ends).collect();
-        // The last replica, from 1, that has each row, and whether it is the first one.
+        // For each row: the last replica that has it, counted from 1, and whether it is also the first one.
         let mut seen = vec![(0, true); merge.rows().len()];
         let mut in_tree = vec![false; seen.len()];
         for (replica, at) in starts.windows(2).enumerate() {
