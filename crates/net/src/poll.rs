@@ -50,7 +50,7 @@ impl Waker {
 
     /// Wakes the waiting thread or, if none is waiting, the next one that waits.
     pub fn wake(&self) {
-        // If the socket is full, the thread was already woken.
+        // If the socket is full, the thread has been woken already.
         let _ = (&self.there).write(&[1]);
     }
 

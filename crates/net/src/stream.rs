@@ -135,8 +135,8 @@ impl Stream {
     fn wake(&mut self) -> io::Result<()> {
         match self.transmit(&[IoSlice::new(&[1])]) {
             Ok(_) => Ok(()),
-            // On other errors, the socket is full of such bytes and wakes anyway, or it is closed, which the
-            // reader detects.
+            // After other errors, no byte is needed: either the socket is full of such bytes, or it is closed, which
+            // the reader detects.
             Err(error) if error.kind() == io::ErrorKind::Interrupted => self.wake(),
             Err(_) => Ok(()),
         }

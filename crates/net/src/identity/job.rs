@@ -17,7 +17,7 @@ fn job_name_from(variable: Option<OsString>, program: Option<PathBuf>) -> String
     let program = || Some(program?.file_name()?.to_owned());
     let name = variable.filter(|name| !name.is_empty()).or_else(program);
     let name = name.map_or_else(|| "job".into(), |name| name.to_string_lossy().into_owned());
-    // Linux appends this to the name of a file that was replaced since.
+    // Linux appends this to the name of a file that has been replaced or removed.
     name.trim_end_matches(" (deleted)").into()
 }
 

@@ -83,7 +83,7 @@ impl Secret {
     pub(crate) fn derive(&self, purpose: &[u8]) -> [u8; 32] {
         let mut bytes = [0; 32];
         let salt = hkdf::Salt::new(hkdf::HKDF_SHA256, b"distribute-net 1").extract(&self.0);
-        // It fails only for lengths that are too large, which 32 is not.
+        // This fails only for lengths that are too large, which 32 is not.
         let filled = salt.expand(&[purpose], hkdf::HKDF_SHA256).and_then(|okm| okm.fill(&mut bytes));
         debug_assert!(filled.is_ok());
         bytes

@@ -50,7 +50,7 @@ fn probe() -> Option<bool> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).ok()?;
     let caller = TcpStream::connect_timeout(&listener.local_addr().ok()?, CONNECT).ok()?;
     let address = caller.local_addr().ok()?;
-    // Other processes can connect to this port before this one.
+    // Other processes can connect to this port before this process does.
     let mut accepted = (0..CALLERS).map_while(|_| listener.accept().ok());
     let (called, _) = accepted.find(|(_, from)| *from == address)?;
     Some(check(&called).is_ok())

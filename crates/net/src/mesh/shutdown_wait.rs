@@ -38,7 +38,7 @@ impl ShutdownWait {
         }
         self.idle.look();
         self.max.look();
-        // All links are queried, to reset each.
+        // All links are queried, because the query resets a link.
         if open.fold(false, |moved, link| link.has_moved() | moved) {
             self.idle = Deadline::after(shared.settings.shutdown_idle_timeout);
         }

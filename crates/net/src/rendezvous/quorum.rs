@@ -157,7 +157,7 @@ mod tests {
             (&[0, 2], &[1], &[], false, 3, &[0, 1, 2]),
             (&[0, 2], &[1], &[3, 4], false, 3, &[0, 2, 3]),
             (&[0], &[1, 2], &[3], false, 3, &[0, 1, 2, 3]),
-            // Nobody is lost: a link is broken.
+            // No worker is lost: a link is broken.
             (&[0, 1, 2], &[], &[3], false, 3, &[0, 1, 2]),
             // The members of another world have the state.
             (&[0, 1], &[], &[2], true, 2, &[0, 1, 2]),

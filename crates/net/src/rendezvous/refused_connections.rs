@@ -43,7 +43,7 @@ impl RefusedConnections {
     /// worker, it is kept for the error at the deadline.
     pub fn log(&mut self, from: SocketAddr, handshake_error: &HandshakeError) {
         match handshake_error {
-            // It will be accepted soon.
+            // The process tries again, and will be accepted soon.
             HandshakeError::Refused(refusal) if refusal.reason == Reason::Early => {
                 tracing::debug!(address = %from, "a connection was refused for now: {refusal}");
             }

@@ -134,7 +134,7 @@ impl Pair {
     fn room(&self) -> Result<usize, WrongPosition> {
         let read = self.peer_side().read.0.load(Ordering::Acquire);
         let room = CAPACITY - ring::between(read, self.written.load(Ordering::Relaxed))?;
-        // Any thread may look. What the other side has read before is released to the one that writes.
+        // Any thread may call this. The store releases the room to the thread that writes.
         self.seen_read.store(read, Ordering::Release);
         Ok(room)
     }
@@ -184,7 +184,8 @@ impl Pair {
     /// Returns [`WrongPosition`] if the other side has written an impossible position.
     pub fn write(&self, slices: &[IoSlice<'_>]) -> Result<usize, WrongPosition> {
         let length = slices.iter().map(|slice| slice.len()).sum();
-        // Looking at the other side's position takes as long as the bytes take to the other side.
+        // Reading the other side's position takes as long as sending the bytes, so the last known position is used
+        // if it leaves room.
         let has_room = self.has_room_for(length);
         let mut room = if has_room { length } else { self.room()? };
         if room == 0 && length > 0 {
@@ -209,7 +210,7 @@ impl Pair {
             self.own_side().written.0.store(position, Ordering::Release);
         }
         if has_room {
-            // While the other side reads.
+            // The position is read again while the other side reads the bytes.
             self.room()?;
         }
         Ok(position.wrapping_sub(start) as usize)

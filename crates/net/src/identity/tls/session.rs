@@ -71,14 +71,14 @@ impl Session {
                 self.to = (&*socket).read(&mut self.staged)?;
                 self.from = 0;
             }
-            // An empty read tells rustls about the end.
+            // An empty read signals the end to rustls.
             let taken = self.connection.read_tls(&mut &self.staged[self.from..self.to])?;
             let ended = self.from == self.to;
             self.from += taken;
             match self.connection.process_new_packets() {
                 Ok(state) => self.plain = state.plaintext_bytes_to_read(),
                 Err(error) => {
-                    // The alert tells the other side about the error.
+                    // The alert reports the error to the other side.
                     let _ = self.flush(socket);
                     return Err(io::Error::new(io::ErrorKind::InvalidData, error));
                 }
@@ -103,7 +103,7 @@ impl Session {
         }
         match self.flush(socket) {
             Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
-            // During the handshake it takes no more until the other side has answered.
+            // During the handshake, rustls accepts no more bytes until the other side has answered.
             _ if written == 0 => Err(io::ErrorKind::WouldBlock.into()),
             _ => Ok(written),
         }

@@ -70,7 +70,7 @@ impl Tls {
             .with_client_cert_verifier(clients)
             .with_single_cert(chain.clone(), key.clone_key())
             .map_err(|e| error(&e))?;
-        // Each pair connects once.
+        // Each pair connects once, so no session is resumed.
         server.send_tls13_tickets = 0;
         server.session_storage = Arc::new(NoServerSessionStorage {});
         let mut client = ClientConfig::builder_with_provider(provider.clone())
