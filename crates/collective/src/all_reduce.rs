@@ -58,7 +58,7 @@ pub fn all_reduce(
         if let Some(reduced) = Arc::unwrap_or_clone(together) {
             return Ok(Combined { leaves: reduced, tracked: tracked(&replicas) });
         }
-        // An error cannot be cloned, so every member runs into it below.
+        // An error cannot be cloned, so every member computes it again below.
     }
     let reduced = reduce_packed(op, &replicas, packing, &FoldThreads::Caller)?;
     Ok(Combined { leaves: reduced, tracked: tracked(&replicas) })

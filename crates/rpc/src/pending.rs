@@ -99,7 +99,7 @@ impl State {
         match self.calls.get_mut(&id) {
             Some(slot @ Slot::Waiting) => *slot = Slot::Answered(answer),
             Some(Slot::Abandoned) => drop(self.calls.remove(&id)),
-            // The answer is to no call, or the second one: no thread waits for it.
+            // The answer belongs to no call, or is a second one: no thread waits for it.
             Some(Slot::Answered(_)) | None => return,
         }
         self.in_flight -= 1;

@@ -306,8 +306,8 @@ fn connect(
     let thread = Builder::new().name("distribute-calls".to_owned());
     let started = thread.spawn(move || {
         let violation = serve(&endpoint, &inbox, &me, &services);
-        // Given answers still arrive, and a thread that waits for the end finds that the services were
-        // dropped.
+        // Answers that services have given still arrive, and a thread that waits for the end finds that the
+        // services were dropped.
         drop(endpoint);
         drop(services);
         shutdown.leave(&inbox, violation);

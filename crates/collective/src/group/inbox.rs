@@ -1,7 +1,7 @@
 //! The inbox of a worker: received frames, stored until a session takes them.
 
-// - INV-28: frames that a worker has received and not consumed have half of the memory; beyond that, the worker
-//   that has sent most of them is lost. Early vectors of later calls are among them. Tests:
+// - INV-28: frames that a worker has received and not consumed take at most half of the memory; beyond that, the
+//   worker that has sent most of them is lost. Early vectors of later calls are included. Tests:
 //   `collective/src/group/inbox.rs`, `collective/src/group/early.rs`.
 
 use super::frame::DecodeError;
@@ -430,7 +430,7 @@ pub(super) mod tests {
         let waiting = || lock(&inbox.0.state).waiting.clone();
         let open = inbox.open(7);
         inbox.add(2, large(7, 1 << 20));
-        // Few frames, of sessions that nobody opens.
+        // Few frames, of sessions that are never opened.
         for name in 100..200 {
             inbox.add(1, large(name, 1 << 20));
         }

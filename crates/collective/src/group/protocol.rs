@@ -344,7 +344,7 @@ impl Protocol {
         }
         match (&mut self.current, &frame.content) {
             (Some(current), Content::Left { .. }) => current.round.receive(from, frame.content),
-            // Every round that begins is told who has left.
+            // Every round that begins receives the workers that have left.
             (None, Content::Left { .. }) => {}
             // A verdict ends the session for its sender. A verdict of a later round is kept: its sender has completed
             // this round, so all workers have agreed. If this worker can no longer agree, the verdict counts now.

@@ -127,7 +127,7 @@ fn distant(mesh: &Mesh) -> u64 {
     first.filter(|worker| mesh.leaves_machine(*worker)).fold(0, |bits, worker| bits | 1 << worker)
 }
 
-// Short messages take no more time than a few locks, so what every call asks is read without one.
+// A short message takes no longer than a few locks, so values that every call needs are read without a lock.
 impl Transport for ReformableLinks {
     fn send(&self, to: usize, message: Message) {
         if let Some(mesh) = &*self.mesh() {

@@ -179,7 +179,7 @@ impl Round {
         let reason = reason.into();
         match self.peers.get_mut(worker) {
             Some(peer @ Peer::Silent) => *peer = Peer::Lost(reason),
-            // The worker may have ended after its last call.
+            // The worker may have exited after its last call.
             Some(Peer::Calls { lost, .. }) => {
                 lost.get_or_insert(reason);
             }
@@ -199,7 +199,7 @@ impl Round {
         self.expired.get_or_insert(self.timeout);
         // Sent even if the others have these statuses, so that all count their grace period from one time.
         self.explained = false;
-        // A worker that is late itself has not waited for the others.
+        // A worker that has not made the call itself has not waited for the others.
         if self.call().is_some() {
             let silent = |worker: &usize| matches!(self.peers[*worker], Peer::Silent);
             self.late.extend((0..self.peers.len()).filter(silent));
@@ -226,8 +226,8 @@ impl Round {
             Peer::Calls { digest, lost: Some(reason), .. } if Some(*digest) != own => Some((worker, reason)),
             _ => None,
         });
-        // A worker that has left in an orderly way may have done so because of another loss, so other losses take
-        // precedence. Among equal ones, the first counts.
+        // A worker that has left gracefully may have left because of another loss, so other losses take precedence.
+        // Among equal ones, the first counts.
         lost.min_by_key(|(_, reason)| reason.is_graceful())
     }
 
@@ -269,8 +269,8 @@ impl Round {
         }
         if !self.explained {
             self.explained = true;
-            // Losses that others have reported are included, so that workers that cannot reach each other hear of them
-            // from a third.
+            // Losses that others have reported are included, so that two workers that cannot reach each other receive
+            // them from a third.
             let lost =
                 self.lost().map(|(worker, reason)| (worker, reason.clone())).or(self.their_loss.clone());
             let (statuses, step, late) = (self.own.clone(), self.step, self.late.clone());
@@ -309,13 +309,13 @@ impl Round {
                 _ => all.extend(replicas.map(|replica| self.absent(worker, replica))),
             }
         }
-        // A certain fault takes precedence over the guess that somebody is stuck.
+        // A certain fault takes precedence over the guess that a worker hangs.
         let certain = Blame::decide(self.step, &all).or_else(|| {
             let ((worker, reason), call) = (self.their_loss.as_ref()?, call.as_ref()?);
             Some(self.blame_loss(*worker, reason, call))
         });
         certain.unwrap_or_else(|| {
-            // Workers whose call arrived after the deadline are late nevertheless.
+            // Workers whose call arrived after the deadline have timed out nevertheless.
             for worker in &self.late {
                 for replica in self.world.replicas_of(*worker) {
                     all[replica] = self.absent(*worker, replica);

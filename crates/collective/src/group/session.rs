@@ -331,7 +331,7 @@ impl Session {
                 if let Some(changed) = frame.changed() {
                     let corruption = changed.between(from, self.world.worker());
                     self.group.inbox.mark_lost(from, corruption.clone());
-                    // At once, because what it sent after the data may have arrived already.
+                    // At once, because frames that it sent after the data may have arrived already.
                     protocol.mark_lost(from, corruption);
                 } else if frame.sum.is_none() && self.group.requires_checksums() {
                     self.group.inbox.mark_lost(from, WITHOUT_CHECKSUMS);

@@ -237,7 +237,7 @@ impl GroupCall<'_> {
             bytes => (bytes / size_of::<F>() / GRAIN).max(1) * GRAIN * size_of::<F>(),
         };
         let mut sums = Vec::new();
-        // An empty vector is a pack, too: its sum is a call that all make.
+        // An empty vector is also a pack: its sum is a call that all make.
         for start in (0..size.max(1)).step_by(each) {
             let pack: Vec<_> =
                 vectors.iter().map(|all| all.slice(start..size.min(start.saturating_add(each)))).collect();

@@ -35,9 +35,9 @@ impl RecoveryLimit {
     pub fn may_continue(&mut self, blame: &Blame, world: World, updates: u64) -> bool {
         let mine = || blame.culprits.iter().any(|replica| world.local_replicas().contains(replica));
         match blame.fault {
-            // Also if this worker was lost: it meets the others again.
+            // Also if this worker was lost: it joins the others again.
             Fault::Lost => true,
-            // If the same update times out again, meeting again does not help.
+            // If the same update times out again, re-forming the group does not help.
             Fault::TimedOut => self.updates_at_timeout.replace(updates) != Some(updates),
             // A link that changes data of a step again has to be replaced. The step is the same on all workers, unlike
             // the number of updates: some workers may have made that of the step.

@@ -78,7 +78,8 @@ pub fn decide(reports: &[Report]) -> Decision {
 /// Decides for workers none of which has taken part in training.
 fn begin(reports: &[Report]) -> Decision {
     match reports.iter().position(|report| !report.spare) {
-        // Workers that have just started build alone in all generations after the first, with other initial values.
+        // In all generations after the first, workers that have just started build their models alone, with other
+        // initial values.
         Some(source) if reports.iter().any(|report| report.spare) => {
             transfer(reports, source, |worker, _| worker == source)
         }
@@ -90,7 +91,7 @@ fn begin(reports: &[Report]) -> Decision {
 fn transfer(reports: &[Report], source: usize, has_it: impl Fn(usize, &Report) -> bool) -> Decision {
     let receivers = reports.iter().enumerate().filter(|(worker, report)| !has_it(*worker, report));
     let receivers = receivers.map(|(worker, _)| worker);
-    // Some workers may have used numbers of which others do not know. All continue with numbers that nobody has used.
+    // Some workers may have used numbers that others do not know. All continue with numbers that no worker has used.
     let latest =
         |of: fn(&Counters) -> u64| reports.iter().map(|report| of(&report.counters)).max().unwrap_or(0);
     let counters = Counters {

@@ -119,7 +119,7 @@ impl<E: Display> ShardTransfer<E> {
             Stage::Chunks { sent, at, mut received } => {
                 let me = self.world.worker();
                 for (from, (received, body)) in received.iter_mut().zip(&bodies).enumerate() {
-                    // A worker that sends more than planned takes no memory.
+                    // Bytes beyond the planned length are dropped, so they take no memory.
                     let rest = self.length(from, me).saturating_sub(received.len() as u64);
                     received.extend_from_slice(&body[..body.len().min(rest as usize)]);
                 }

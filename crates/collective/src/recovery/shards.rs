@@ -141,7 +141,7 @@ mod tests {
         ) {
             let before = Version { step, generation: if step == 0 { 0 } else { generation } };
             let after = Version { step: step + 1, generation };
-            // Nobody has committed before all were prepared.
+            // No worker has committed before all were prepared.
             let any_unprepared = phases[..workers].contains(&0);
             let mut all: Vec<Model> = (0..workers).map(|worker| Model::complete(worker, workers, before)).collect();
             for (model, phase) in all.iter_mut().zip(&phases) {

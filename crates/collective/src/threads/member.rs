@@ -178,7 +178,7 @@ impl Member {
                     Err(Failure::Blame(blame)) => Err(blame),
                     Err(other) => Ok(Arc::new(DelegateResult::<M>(Err(Arc::new(other)))) as Payload),
                 },
-                // Tell the other processes, so that they don't wait in vain.
+                // Notify the other processes, so that they do not wait in vain.
                 Err(blame) => Err(calling.reject(blame)),
             }
         };

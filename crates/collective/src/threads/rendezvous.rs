@@ -215,8 +215,8 @@ impl Rendezvous {
             return (state, Vec::new());
         }
         if state.statuses.iter().all(ReplicaStatus::is_gone) {
-            // Not kept while the team is idle: the others learn that this process has ended once nothing holds the
-            // session.
+            // Not kept while the team is idle: the others are notified that this process has left once nothing holds
+            // the session.
             if let Some(session) = state.session.take() {
                 let statuses = state.statuses.clone();
                 drop(state);
@@ -329,7 +329,7 @@ impl Rendezvous {
         (state, blame) = match outcome {
             Err(blame) => (state, blame),
             Ok(()) => {
-                // A certain fault takes precedence over the guess that somebody is stuck.
+                // A certain fault takes precedence over the guess that a replica hangs.
                 let certain = Blame::decide(state.step, &state.statuses);
                 let late = || Blame::timed_out(state.step, &state.statuses, timeout);
                 let blame = Arc::new(certain.unwrap_or_else(late));

@@ -66,7 +66,7 @@ mod tests {
         on_a_small_thread(|| {
             for _ in 0..3 {
                 assert_eq!(on_large_stack(|| dig(20)).unwrap(), 20);
-                // A run inside of a run.
+                // A run inside a run.
                 assert_eq!(on_large_stack(|| on_large_stack(|| dig(20)).unwrap()).unwrap(), 20);
             }
             assert_eq!(IDLE.with_borrow(Vec::len), 2);

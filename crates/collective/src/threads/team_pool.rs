@@ -140,7 +140,7 @@ mod tests {
         assert_eq!(teams_to_keep([7; 40].into_iter(), 64), 9);
         assert_eq!(teams_to_keep([1; 40].into_iter(), 16), 16);
         assert_eq!(teams_to_keep([1; 3].into_iter(), 1), 3);
-        // A team larger than the machine is reused, too.
+        // A team larger than the machine is also reused.
         assert_eq!(teams_to_keep([500, 1, 1, 1, 1].into_iter(), 8), MIN_IDLE);
     }
 }
