@@ -1,9 +1,9 @@
 //! Saves in the background: a thread copies the state and writes it while the program continues.
 
 // - **INV-96** A save in the background has the state at the time of its call: every live tensor is held before the
-//   call returns, and released when it is copied. Of one manager at most one is under way. Its error is logged at once,
-//   and returned by its handle or by the manager's next save; its files are those of a save that was waited for. Tests:
-//   `checkpoint/src/background.rs`, `checkpoint/src/save.rs`, `computing/resume/background.rs`,
+//   call returns, and released when it is copied. A manager makes one such save at a time. An error of the save is
+//   logged at once, and returned by its handle or by the manager's next save; the files are those of a save that was
+//   waited for. Tests: `checkpoint/src/background.rs`, `checkpoint/src/save.rs`, `computing/resume/background.rs`,
 //   `clusters/multi_worker/checkpoint/background.rs`, `clusters/recovery/matrix.rs`.
 
 use crate::saves::Saves;
@@ -125,7 +125,7 @@ impl Save {
         let (of_thread, subscriber) = (self.clone(), dispatcher::get_default(Clone::clone));
         let run = move || {
             let _subscriber = dispatcher::set_default(&subscriber);
-            // Ends with the memory of the copies released, and the folder unlocked.
+            // Afterwards, the memory of the copies is released and the folder is unlocked.
             let made = catch_unwind(AssertUnwindSafe(make));
             let panicked = |_| Err(Error::Panicked { path: of_thread.path.clone() });
             of_thread.end(made.unwrap_or_else(panicked));
@@ -177,7 +177,7 @@ impl Save {
 
     /// Records that all live tensors are held. Returns an error if the caller has stopped waiting for the tensors.
     fn set_held(&self) -> Result<()> {
-        // Decided under one lock, so that a save that the caller has given up is not made.
+        // Both flags are under one lock, so a save that the caller has abandoned is not made.
         let mut state = self.lock();
         state.is_held = !state.is_abandoned;
         let is_held = state.is_held;
@@ -203,7 +203,7 @@ impl Save {
         }
         let is_held = state.is_held;
         match state.result.take_if(|result| result.is_err() && !is_held) {
-            // No other owner knows this save.
+            // The error has no other owner yet, so it is returned itself.
             Some(Err(error)) => Err(Arc::try_unwrap(error)
                 .unwrap_or_else(|source| Error::Background { path: self.path.clone(), source })),
             _ => Ok(()),
@@ -354,7 +354,7 @@ mod tests {
             let (writer, permit) = gated();
             drop(manager.save_async(writer, 1).unwrap());
             permit.send(Ok(1)).unwrap();
-            // Waits for the save, as a program does that ends.
+            // Waits for the save, like a program that exits.
             drop(manager);
             assert_eq!(value(&folder.path().join("ckpt-000001")), 1);
 

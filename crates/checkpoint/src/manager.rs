@@ -122,7 +122,7 @@ impl CheckpointManager {
         turn.make(saved.clone(), progress, |progress| {
             let _locked = locked;
             self.series.write(&saved, writer, shards, progress)?;
-            // Before the next save begins, which would report it as well.
+            // Reported before the next save begins, which would report it as well.
             reported = earlier.and_then(|earlier| earlier.report(&saved));
             Ok(())
         })?;
@@ -272,7 +272,8 @@ impl CheckpointManager {
     /// - [`Error::Interrupted`]: `progress` returned an error.
     /// - The errors of [`latest_undamaged`](Self::latest_undamaged).
     pub fn latest_undamaged_with(&self, progress: &mut Progress<'_>) -> Result<Option<Reader>> {
-        // It would be the latest, and removes the oldest. If it fails, the next save reports that.
+        // A save in the background becomes the latest checkpoint, and removes the oldest. If it fails, the next save
+        // reports the error.
         self.saves.finish("latest_undamaged", progress)?;
         let Some(latest) = self.latest().transpose() else { return Ok(None) };
         let paths = self.paths()?;

@@ -236,7 +236,7 @@ impl Reader {
     /// - The errors of [`verify`](Self::verify).
     pub fn verify_with(&self, progress: &mut Progress<'_>) -> Result<()> {
         self.shards.iter().try_for_each(|shard| shard.verify(progress))?;
-        // Any bytes are valid numbers. Only these two are read again.
+        // Any bytes are valid numbers, so only tensors of these two dtypes are read again.
         let checked = |(_, tensor): &(&String, &Tensor)| matches!(tensor.dtype, DType::Bool | DType::String);
         for (name, tensor) in self.tensors.iter().filter(checked) {
             if tensor.shape.is_empty() {

@@ -109,7 +109,7 @@ impl Rows {
         match self {
             Self::Memory(all) => write(all, rows.start * row..rows.end * row),
             Self::Live { dtype, dims, live } => {
-                // Released before the write, which may take long.
+                // The tensors are released before the write, which may take long.
                 let copy = live.tensors.hold().and_then(|held| held.copy(live.index));
                 let copy = copy.and_then(|copy| same(copy, *dtype, dims)).map_err(unreadable)?;
                 write(&copy, rows.start * row..rows.end * row)

@@ -91,7 +91,7 @@ fn save(
     let (steps, count) = (steps(files.len()), files.len());
     let mut files = files.into_iter();
     let mut written = Vec::new();
-    // Removed if a step fails.
+    // Its files are removed if a step fails.
     let mut partial: Option<Partial> = None;
     for step in steps {
         let _save = tracing::trace_span!("save", ?step).entered();

@@ -118,7 +118,7 @@ impl Saves {
 
 impl Drop for Saves {
     fn drop(&mut self) {
-        // A program that ends after its last save must not lose it.
+        // A program that exits after its last save must not lose it.
         if let Err(error) = self.finish("drop", &mut || Ok(())) {
             warn_or_stderr(|| tracing::warn!("{error}"));
         }

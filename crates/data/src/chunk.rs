@@ -357,7 +357,7 @@ impl Assembly {
     /// assembled first.
     pub(crate) fn cut(self, pieces: Vec<Range<usize>>) -> Result<Vec<Tree<Leaf>>> {
         let of_rows = self.chunks.iter().all(|chunk| matches!(chunk, Chunk::Rows(..)));
-        // An empty piece is derived from the whole batch. Elements that differ should be one error, not two.
+        // An empty piece is made from the complete batch. If elements differ, assembling them once gives one error.
         if pieces.len() < 2 || !of_rows || pieces.iter().any(Range::is_empty) {
             let batch = self.finish()?;
             crate::split::batch_rows(&batch)?;

@@ -22,8 +22,8 @@ pub(crate) fn write(printer: &Printer, events: &Receiver<Event>, outcome: &Outco
     printer.drained();
     let all = flush(printer, events, patience(hurried), Printer::is_idle);
     let dropped = printer.discard();
-    // A hung reader has had its time, and may be the reader of both streams. Before the notices are queued: one of them
-    // may be in the middle of being written right after that.
+    // A hung reader has had its time, and may be the reader of both streams. This is checked before the notices are
+    // queued, because a notice may be in the middle of being written right afterwards.
     let can_write = printer.can_write_notices();
     for (stream, dropped) in [Stream::Out, Stream::Err].into_iter().zip(dropped) {
         if dropped.lines > 0 {

@@ -231,7 +231,7 @@ impl Printer {
     /// waiting for space.
     pub(crate) fn stop_waiting_for(&self, runs: &AtomicBool) {
         runs.store(false, Ordering::Relaxed);
-        // With the lock held, so that no reader checks the flag before and waits after.
+        // With the lock held, so that no reader checks the flag before this change and waits after it.
         self.queues().iter().for_each(|queue| queue.change(|_| ()));
     }
 

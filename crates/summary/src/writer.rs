@@ -158,7 +158,7 @@ impl SummaryWriter {
 
     fn write(&self, file: &EventFile, tag: &str, step: u64, kind: Kind) -> Result<()> {
         let event = Event::of(wall_clock().as_secs_f64(), step, tag, kind).encode_to_vec();
-        // A record that a panic has cut off makes the next ones fail: nothing is written behind it.
+        // A record that a panic has cut off makes the next ones fail: nothing is written after it.
         let mut output = file.output.lock();
         let written = output.records.write(&event);
         output.note_failure(written)?;

@@ -59,7 +59,7 @@ mod tests {
         let orders: [&[Range<usize>]; 4] = [
             &[0..3, 3..4, 4..10],
             &[4..10, 0..3, 3..4],
-            // Once more from the beginning after a part of it.
+            // Again from the beginning, after a part.
             &[0..3, 3..6, 0..5, 5..10],
             &[0..9, 9..10],
         ];

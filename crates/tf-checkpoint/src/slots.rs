@@ -74,7 +74,7 @@ pub(crate) fn slot_key(
     if listed.is_some() {
         return Ok(listed);
     }
-    // Later ones have variables whose names contain that of the variable.
+    // Later optimizers have variables whose names contain the name of the trained variable.
     let Some(path) = graph.paths.iter().find(|path| path.key == variable) else { return Ok(None) };
     let full_name = &path.full_name;
     let joined = full_name.replace('/', "_");

@@ -44,7 +44,7 @@ impl<T: Nest> Iterator for Iter<T> {
     type Item = Result<T>;
 
     fn next(&mut self) -> Option<Result<T>> {
-        // Set to ended until an element has come, so that the stages and their threads are dropped right
+        // Set to ended until an element has arrived, so that the stages and their threads are dropped right
         // after the last one.
         let mut stage = match std::mem::replace(&mut self.state, State::Ended) {
             State::Running(stage) => stage,

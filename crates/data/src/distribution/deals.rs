@@ -111,7 +111,7 @@ pub(super) enum BadRequests {
     Workers { found: usize, workers: usize },
     /// A worker needs a file after it has been notified that there are no more.
     #[error(
-        "worker {worker} needs a file, but has been told that there are no more; do all run the same program?"
+        "worker {worker} needs a file, but was notified that there are no more; do all run the same program?"
     )]
     AfterEnd { worker: usize },
 }
@@ -119,7 +119,7 @@ pub(super) enum BadRequests {
 impl Dealer {
     /// Creates the dealer of a pass over `files` files, after the given deals.
     pub(super) fn new(workers: usize, files: usize, deals: Deals) -> Self {
-        // A worker that resumes after the last deal is not told again.
+        // A worker that resumes after the last deal is not notified again.
         let ended = deals.count() >= files;
         Self { workers: vec![WorkerState { next: 1, ended }; workers], files, deals }
     }

@@ -183,7 +183,7 @@ fn run(mut stage: Box<dyn Stage>, skipped: usize, sender: &SyncSender<Output>) {
         Ok(begun) if begun == skipped => {}
         Ok(_) => return,
         Err(error) => {
-            // Nobody needs the error if the receiver is dropped.
+            // No thread needs the error if the receiver is dropped.
             let _ = sender.send(Output::Piece(Err(error)));
             return;
         }

@@ -96,7 +96,7 @@ impl<T: Nest> Distribution<T> {
         match &self.source {
             Source::Dataset(sharded) => {
                 repeatable(position, &sharded.pipeline)?;
-                // A pass that did not skip broken records met none.
+                // A pass that was not allowed to skip broken records has found none.
                 let unskipped = Some(pipeline::checksum(&sharded.pipeline, false));
                 if ![mine.pipeline, unskipped].contains(&theirs.pipeline) {
                     let why = "the dataset has other operations here, or other parameters of them: \

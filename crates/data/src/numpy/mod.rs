@@ -48,7 +48,7 @@ pub fn read_npy(location: impl Into<Location>) -> Result<HostTensor> {
     let location = location.into();
     let known = |head: &[u8]| Some(head.starts_with(MAGIC));
     let (bytes, packed) = Compression::Auto.unpack(&location, known)?;
-    // An uncompressed array of numbers takes no more memory than the file has bytes. A text of one byte takes 25.
+    // An uncompressed array of numbers takes no more memory than the file has bytes. A text of one byte takes 25 bytes.
     let limit = location.limit();
     let file = location.open_file()?.map(|file| file.metadata()).transpose();
     let file = file.map_err(|error| location.io_error(error))?.map(|file| file.len());

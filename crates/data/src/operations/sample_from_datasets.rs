@@ -162,7 +162,7 @@ impl Pick for Draws {
             }
             left -= weight;
         }
-        // Rounding may leave a little after the last one.
+        // Because of rounding, a little may be left after the last weight.
         Ok(last)
     }
 }
