@@ -93,7 +93,7 @@ impl PushWindows {
     /// - [`Error::ClientForgotten`]: the record of the client was discarded, so the push may have been applied.
     /// - [`Error::TooManyClients`]: all recorded clients have pushes in progress.
     pub fn begin(&mut self, client: u64, sequence: u64) -> Result<Admission> {
-        // A client does not get this far before its first answer. So this client was known before, and may
+        // A client has its first answer before it uses this number. So the server has known this client, which may
         // repeat a push that was applied.
         if !self.clients.contains_key(&client) && self.clients.len() >= self.limit && sequence >= WINDOW {
             return Err(Error::ClientForgotten { client, sequence, limit: self.limit });

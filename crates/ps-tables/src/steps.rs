@@ -78,7 +78,7 @@ impl Steps {
     pub(crate) fn undo(&self, push: Push, step: Step) {
         if push.is_counted() {
             let number = step.number();
-            // Nothing to take back if another push was counted in the meantime.
+            // If another push was counted in the meantime, the number stays.
             let _ = self.0.compare_exchange(number, number - 1, Ordering::Relaxed, Ordering::Relaxed);
         }
     }

@@ -63,8 +63,8 @@ impl WorkerExecutor {
         // INV-59
         let changes = context.origin.map(|origin| self.strategy.servers().run_closure(server_origin(origin)));
         let changes = changes.transpose().map_err(fail)?;
-        // Values that a worker keeps may be inconsistent after a panic. That is up to their types: a lock of
-        // the standard library is poisoned.
+        // Values that a worker keeps may be inconsistent after a panic. Their types have to handle that: a lock
+        // of the standard library is poisoned.
         let result = match catch_unwind(AssertUnwindSafe(|| body(&args))) {
             Ok(result) => result?,
             Err(panic) => return Err(Failure::new(FailureKind::Panicked, panicked(&*panic).to_string())),

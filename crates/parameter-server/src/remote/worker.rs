@@ -146,7 +146,7 @@ impl Drop for CurrentWorker {
 /// - [`Error::InvalidArgument`]: called outside a remote function.
 #[doc(alias = "tf.distribute.coordinator.experimental_get_current_worker_index")]
 pub fn current_worker_index() -> Result<usize> {
-    // Replicas run on threads of their own, in a context of the worker's strategy.
+    // Replicas run on other threads, in a context of the worker's strategy.
     let of_strategy = || current_strategy()?.extended().parameter_servers()?.worker();
     CURRENT.get().or_else(of_strategy).ok_or_else(|| {
         let found = current_kind();

@@ -85,7 +85,7 @@ impl Sharded {
         }
         let channels = of.channels.clone();
         if !of.is_regular() {
-            // Only counting tells which shard has a row.
+            // The shard of a row is only found by counting.
             let (places, requests) = (of.ids_are_rows(operation, ids)?, of.read_requests(&[], true));
             let finish = move |answers| Ok(UniqueRows { rows: of.whole(operation, answers)?, places });
             return Ok(RowRead::new(&channels, requests, finish));

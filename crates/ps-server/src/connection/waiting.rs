@@ -178,7 +178,7 @@ impl Call {
                 return Ok(());
             }
             if self.deadline.has_passed() {
-                // Otherwise whoever waits for the response would wait for a connection over which it is sent.
+                // Otherwise the thread that waits for the response would wait until the request is sent again.
                 sent.failed = Some(self.timed_out("the connection was lost before it was answered".into()));
                 return Ok(());
             }

@@ -110,7 +110,7 @@ impl TableSpec {
         let (name, rounding) = (self.name.clone(), self.rounding);
         let table = match &self.contents {
             Contents::Values(values) => {
-                // Nothing tells which rows of a variable these are.
+                // It is unknown which rows of a variable these are.
                 let partition = RowPartition::div(values.dims().first().copied().unwrap_or(1), 1);
                 let halves = rounding.map(|rounding| Halves { rounding, partition, shard: 0 });
                 AnyTable::Dense(Table::stored(name, values.clone(), halves)?)
