@@ -117,7 +117,7 @@ impl<V> States<'_, V> {
     }
 
     fn store(&mut self, copy: usize, version: V, write: impl FnOnce() -> Result<()>) -> Result<()> {
-        // If memory fails, it is written again.
+        // If the write fails, the copy stays stale and is written again.
         self.set(copy, State::Stale);
         write()?;
         self.set(copy, State::Fresh(version));

@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn a_precision_belongs_to_one_thread() {
         MixedPrecision::Bf16.scope(|| {
-            // On a thread of its own.
+            // On a separate thread.
             watched(|| assert_eq!(MixedPrecision::current(), MixedPrecision::Off));
             assert_eq!(MixedPrecision::current(), MixedPrecision::Bf16);
         });

@@ -104,7 +104,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         let found = list(&servers, timeout).map(|tables| find(arguments, &tables, &mut exports));
         match found {
             Ok(keys) => export(&servers, keys, timeout, &mut exports)?,
-            // To try it again would not help.
+            // A retry would not help.
             Err((_, error @ ChannelError::Unreachable { .. })) => return Err(Error::Other(error.into())),
             Err((server, error)) => exports.fail((server, String::new()), error.to_string()),
         }

@@ -135,7 +135,7 @@ impl Stragglers {
                 *sum = *sum * keep + seconds(&time);
             }
             sums.awaited.iter_mut().for_each(|time| *time *= keep);
-            // A rank that does not exist has no place.
+            // A rank that does not exist is ignored.
             if let Some((worker, time)) = step.awaited
                 && let Some(sum) = sums.awaited.get_mut(worker)
             {
@@ -273,7 +273,7 @@ mod tests {
     fn nothing_is_found_without_a_reason_or_too_early() {
         let equal = [times(80, 80, 0, Some(1)), times(85, 85, 0, Some(2)), times(82, 82, 0, Some(0))];
         assert_eq!(found(&equal), None);
-        // Both wait: nothing tells whose link is slow.
+        // Both wait: it is unknown whose link is slow.
         assert_eq!(found(&[times(20, 20, 0, Some(1)), times(20, 20, 0, Some(0))]), None);
         assert_eq!(found(&[times(100, 100, 0, None)]), None);
         assert_eq!(found(&[]), None);

@@ -129,7 +129,7 @@ pub use distribute_train::monitor;
 #[doc(inline)]
 pub use distribute_train::{metrics, runner};
 
-// The names of first programs. Each is also in its module, which has all other names.
+// Names that a first program needs. Each is also in its module, which has all other names.
 #[doc(alias = "resume")]
 #[doc(alias = "restart")]
 #[doc(inline)]

@@ -25,7 +25,7 @@ impl Exp for f32 {
         /// A number that is used for rounding: if it is added to a small number, the lowest bits of the sum contain the
         /// nearest integer.
         const ROUND: f32 = 12_582_912.;
-        // ln 2 in two parts. Products of the first part, which has few bits, with such integers are exact.
+        // ln 2 in two parts. The first part has few bits, so its products with the integers are exact.
         const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
         // eˣ = 2ⁿ eʳ with |r| ≤ ln 2 / 2, for which eight terms of the series have an error of 5e-9.
         let rounded = self * std::f32::consts::LOG2_E + ROUND;

@@ -14,8 +14,8 @@
 
 // There is one file for each layer. Shared: `operation` and `table` (operations in candle's form, whose gradients go to
 // buckets), `together` (lookups of several tables), `gemm` (matrix products in place; the `unsafe`), `gradients` (those
-// that candle lacks or has wrong), `ids`, `lanes`, `exp`, `windows`, `autocast` and `widened` (mixed precision). This
-// crate never knows a certain kind of strategy.
+// that candle lacks or computes wrongly), `ids`, `lanes`, `exp`, `windows`, `autocast` and `widened` (mixed
+// precision). This crate never depends on a certain kind of strategy.
 //
 // A fast layer consists of a type, functions with candle_nn's signatures, and `From` candle_nn's type. `is_fusable`
 // tells which operands its operation supports (f32 and f64 on the CPU); candle's operations compute the rest.

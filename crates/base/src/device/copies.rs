@@ -206,7 +206,7 @@ mod tests {
     fn a_copy_has_the_written_value_after_a_refresh_and_not_before() {
         let variable = Var::new(&[1f32, 2.], &Device::Cpu).unwrap();
         let copies = DeviceCopies::new(variable.clone(), vec![None, Some(Device::Cpu), Some(Device::Cpu)]);
-        // The first computes with the variable itself; the last has not asked.
+        // The first computes with the variable itself; the last has not requested a copy.
         assert_eq!(copies.replica_var(0).unwrap().id(), variable.id());
         let copy = copies.replica_var(1).unwrap().clone();
         assert_eq!(copies.replica_var(1).unwrap().id(), copy.id());
@@ -219,7 +219,7 @@ mod tests {
         assert_eq!(values(&copy), [1., 2.], "it may be computing");
         (0..3).for_each(|replica| copies.refresh(replica).unwrap());
         assert_eq!(values(&copy), [3., 4.]);
-        // One that comes later begins with what is there.
+        // A copy that is made later begins with the current values.
         assert_eq!(values(copies.replica_var(2).unwrap()), [3., 4.]);
 
         copies.disable_tracking().unwrap();

@@ -393,7 +393,7 @@ pub enum Error {
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // A program prints this that ends with the error, and some of it may be the words of another process.
+        // A program that exits with the error prints this, and a part of the text may come from another process.
         f.write_str(&distribute_log::plain_lines(&self.to_string()))
     }
 }

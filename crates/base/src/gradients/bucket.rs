@@ -211,7 +211,7 @@ impl Bucket {
             *lock(&self.pool.order) = self.memory.ready.order();
         }
         let mut packs = self.packs.take()?;
-        // The others do not receive packs of a layout that was not agreed, so these have no gaps to fill.
+        // Other workers receive no packs of a layout that was not agreed, so gaps in those need no zeros.
         let all = if self.is_agreed { 0..self.memory.slots.len() } else { 0..0 };
         all.filter(|number| filled.binary_search(number).is_err()).for_each(|number| packs.clear(number));
         let overlap = self.overlap.take().filter(|_| !packs.was_reopened());
@@ -409,7 +409,7 @@ mod tests {
             [&[&one, &other, &all], &[&all, &one, &other], &[&one, &all, &other], &[&other, &all, &one]];
         for steps in steps {
             let mut bucket = pool.take(0, 1, None);
-            // What an earlier step left in the buffer is gone.
+            // The values that an earlier step left in the buffer are gone.
             assert!(!bucket.has(0) && matches!(take(&mut bucket), Slot::Empty));
             steps.iter().for_each(|step| step(&mut bucket));
             assert!(matches!(take(&mut bucket), Slot::Dense));
@@ -469,7 +469,7 @@ mod tests {
             bucket.dense_mut::<f64>(0).unwrap().0.copy_from_slice(&[1., 2.]);
             bucket.into_gradients(found()).unwrap()
         };
-        // Nobody knows yet which variables have dense gradients.
+        // It is not known yet which variables have dense gradients.
         let first = step(&pool);
         assert!(matches!(&first[0], Some(ReplicaGradient::Dense(Dense::Bucket(_, 0)))), "{first:?}");
         assert!(matches!(&first[1..], [Some(ReplicaGradient::Dense(Dense::Host(_))), None]), "{first:?}");

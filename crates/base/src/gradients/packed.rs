@@ -237,7 +237,7 @@ mod tests {
         filling.elements_mut::<f32>(4).unwrap().fill(9.);
         filling.clear(4);
         let flat = filling.freeze();
-        // Where no number may lie.
+        // At an address that is not aligned for numbers.
         let shifted = flat.packs().iter().map(|pack| Bytes::from([&[0; 1][..], pack].concat()).slice(1..));
         for flat in [PackedGradients::received(&layout, shifted.collect(), &buffers()), flat] {
             assert_eq!(flat.dense::<f32>(0).unwrap(), [1., 2., 3.]);

@@ -68,7 +68,7 @@ mod tests {
         // Nothing is known in the first step. Variable 3 has no write, variable 1 has two.
         assert_eq!(step(&[2, 1, 0, 1], &[]), (vec![false; 4], vec![2, 0, 1, 3]));
         assert_eq!(step(&[1, 2, 1, 0], &[]).0, [false, true, true, true]);
-        // One more than was expected, which the caller has to notice; then that many are.
+        // One write more than was expected, which the caller has to detect; after that, this number is expected.
         assert_eq!(step(&[2, 2, 1, 1], &[]).0, [true, false, false, true]);
         assert_eq!(step(&[2, 2, 1, 1], &[2]).0, [false, true, false, true]);
         // Gradients that candle has added come after all writes.

@@ -110,7 +110,7 @@ pub fn host_value(tensor: &Tensor) -> Result<Tensor> {
 fn view(all: &Tensor, layout: &Layout) -> Result<Tensor> {
     let all = all.flatten_all()?;
     let numbers = match layout.contiguous_offsets() {
-        // An empty view may begin behind the end of the memory.
+        // An empty view may begin after the end of the memory.
         Some((from, to)) if from == to => all.narrow(0, 0, 0)?,
         Some((from, to)) => all.narrow(0, from, to - from)?,
         None => {
@@ -162,7 +162,7 @@ mod tests {
         assert_eq!(found(&copies, &there), Some((0..12).collect()));
         assert_eq!(found(&copies, &there.narrow(0, 1, 1).unwrap()), Some(vec![4, 5, 6, 7]));
         assert_eq!(found(&copies, &there.flatten_all().unwrap().detach()), Some((0..12).collect()));
-        // A column, as of a table with a field in each.
+        // A column of a table in which each column is a field.
         assert_eq!(found(&copies, &there.get_on_dim(1, 2).unwrap()), Some(vec![2, 6, 10]));
         assert_eq!(found(&copies, &there.t().unwrap()), Some(vec![0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7, 11]));
         let twice = there.unsqueeze(0).unwrap().expand((2, 3, 4)).unwrap();

@@ -154,7 +154,7 @@ impl Pinned {
         let (_, behind) = owned.device_ptr_mut(&self.copies);
         // Records the event of the last write, on the stream of copies.
         drop(behind);
-        // The context keeps an error of that. Without the event, the memory could be freed while it is written.
+        // The context keeps an error of this record. Without the event, the memory could be freed while it is written.
         if let Err(error) = self.copies.context().check_err() {
             let _ = self.copies.synchronize();
             return Err(error.to_string());

@@ -126,7 +126,7 @@ impl Strategy {
         let _scope = self.enter(OPERATION, ADVICE)?;
         let parameters = self.extended().parameter_devices();
         let known = match self.extended().variable_placement() {
-            // The devices of a variable, which colocation may have placed elsewhere.
+            // The devices may be those of a variable that colocation has placed elsewhere.
             VariablePlacement::Central(_) | VariablePlacement::Servers => {
                 Destinations::from(devices).resolve(OPERATION, self).is_ok()
             }

@@ -196,7 +196,7 @@ impl Strategy {
             }
             return Ok(());
         }
-        // If none differs any more, a thread was writing during the first comparison.
+        // If no variable differs any more, a thread was writing during the first comparison.
         self.compare_variables(at)
     }
 

@@ -147,7 +147,7 @@ impl RowSource {
     /// Returns the read of the rows with the given ids. Returns `None` if the complete table is in memory.
     fn row_read(&self, operation: &'static str, ids: &[usize]) -> Result<Option<RowRead<'_>>> {
         let Some((remote, ids)) = self.remote_ids(ids) else { return Ok(None) };
-        // Outside of runs, nothing tells how old a cached row is.
+        // Outside runs, the age of a cached row is unknown.
         let is_running = self.0.strategy().session().is_some_and(Session::is_running);
         remote.row_read(operation, &ids, is_running).map(Some)
     }

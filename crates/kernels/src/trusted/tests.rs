@@ -216,7 +216,7 @@ fn powers_may_differ_in_their_last_bits_and_no_more() {
             made.push(match *operation {
                 Operation::Pow(a, b) => change(made[a].powf(made[b]), made[b]),
                 _ => {
-                    // All before it, but that powers are others.
+                    // Earlier results are constants here, because the powers among them were changed.
                     let mut before = program.clone();
                     before.operations.truncate(at + 1);
                     before.outputs = vec![at];

@@ -35,7 +35,7 @@ pub fn conv2d_gradients(x: &Tensor, weight: &Tensor, sizes: Sizes, up: &Tensor) 
         };
         return Ok([input_gradient, weight_gradient]);
     }
-    // Only the part of the padded image that the kernel covers: for it, candle's own operations are the gradients.
+    // Only the part of the padded image that the kernel covers: for this part, candle's operations are the gradients.
     let [height, width] = extent(up, weight, &config)?;
     let input_gradient = || {
         let around = up.conv_transpose2d(&weight.detach(), 0, 0, stride, dilation)?;

@@ -118,7 +118,7 @@ mod tests {
             }
             assert_eq!(running.mean().unwrap().to_vec1::<f32>().unwrap(), values, "{equal} copies");
         }
-        // Other copies give their mean.
+        // Copies that differ give their mean.
         let other: Vec<f32> = values.iter().map(|x| 9. * x).collect();
         running.variable().vars().next().unwrap().set(&tensor(&other)).unwrap();
         let mean = running.mean().unwrap().to_vec1::<f32>().unwrap();

@@ -47,7 +47,7 @@ fn of(shards: usize) -> Strategy {
     }
 }
 
-// CKPT-4, pains 8: 0 is one device, without servers.
+// CKPT-4: 0 is one device, without servers.
 #[test]
 fn ckpt_4_saved_on_some_shards_and_restored_on_any_others() {
     const COUNTS: [usize; 6] = [0, 1, 2, 3, 5, 8];

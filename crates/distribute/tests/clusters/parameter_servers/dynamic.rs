@@ -147,7 +147,7 @@ impl Training {
     }
 }
 
-// CKPT-4, pains 8
+// CKPT-4
 #[test]
 fn ckpt_4_ids_saved_on_some_servers_are_restored_on_any_others() {
     const COUNTS: [usize; 5] = [1, 2, 3, 5, 8];

@@ -47,7 +47,7 @@ fn expected(bits: &[u32]) -> (String, usize, u64) {
     ("float32".to_owned(), bits.len(), sum)
 }
 
-// CKPT-4, pains 8
+// CKPT-4
 #[test]
 fn python_reads_every_file() {
     let Some(python) = std::env::var_os("DISTRIBUTE_PEER_PYTHON") else {

@@ -1,4 +1,4 @@
-//! Batch norm over the global batch (pains 23).
+//! Batch norm over the global batch.
 
 use super::{assert_close, flat, mirrored, numbers, one_device};
 use candle_core::{DType, Device, Module, ModuleT, Tensor, Var};
