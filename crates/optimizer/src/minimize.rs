@@ -66,7 +66,7 @@ impl<R: Rule> Optimizer<R> {
         self.inner.require(ctx, "minimize")?;
         require_rows(ctx, "minimize", n)?;
         let mut sum = ReplicaLosses::new(&self.inner, ctx);
-        // A single replica has the same bits as without a strategy. Several may be in each other's graphs.
+        // A single replica has the same bits as without a strategy. The losses of several may depend on each other.
         let weighting = match ctx.num_replicas_in_sync() {
             1 => Weighting::MeanOver(n),
             _ if self.inner.local.is_some() && ctx.strategy().world().replicas() == 1 => {

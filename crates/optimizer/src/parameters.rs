@@ -323,7 +323,7 @@ mod tests {
         let used = || [a, b, &a.affine(2., 0.).unwrap(), &b.detach()].map(gradients::is_used);
         let mut bucket = Some(optimizer.inner.parameters.buckets.take(0, strategy.generation(), None));
         assert_eq!(gradients::collect(&mut bucket, used), [false, true, true, false]);
-        // Elsewhere nothing is known of an optimizer.
+        // In another context, no optimizer is known.
         assert_eq!(used(), [true, true, true, false]);
     }
 
@@ -341,7 +341,7 @@ mod tests {
                 strategy.run(&model, step).unwrap();
             }
             assert_eq!(optimizer.inner.parameters.buckets.counts(), [1; 3]);
-            // Nor does a replica that is late in leaving a step hold what another needs in the next.
+            // Nor does a replica that leaves a step late hold a bucket that another one needs in the next step.
             strategy.run(&model, |ctx, model| (0..50).try_for_each(|_| step(ctx, model).map(drop))).unwrap();
             assert_eq!(optimizer.inner.parameters.buckets.counts(), [1; 3]);
         });

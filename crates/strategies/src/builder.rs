@@ -137,7 +137,7 @@ mod tests {
         assert_eq!(of(0), [DeviceName::cpu(0)]);
         assert_eq!(of(1), [DeviceName::gpu(0)]);
         assert_eq!(of(3), [0, 1, 2].map(DeviceName::gpu));
-        // Of this machine, whatever it has.
+        // All devices of this machine.
         let all = MirroredStrategy::all_devices().unwrap();
         assert_eq!(all.extended().worker_devices(), gpus_or_cpu(|gpu| gpu.to_candle().is_ok()));
         assert!(MirroredStrategy::builder().devices([]).build().is_err(), "an empty list is no list of all");

@@ -97,11 +97,11 @@ mod tests {
         assert_eq!(steps(&[&[(2, 2), (1, 1)], &[(1, 1), (0, 0)], &[(0, 2), (2, 2)]]), [false; 3]);
         // Sequences of one length.
         assert_eq!(steps(&[&[(64, 2), (32, 1)]]), [false]);
-        // Padding left out; after that, equal numbers are chance.
+        // Padding is left out; equal numbers after that are a coincidence.
         assert_eq!(steps(&[&[(37, 2), (41, 2)], &[(3, 2), (3, 1)]]), [false; 2]);
         // Filled up to a number of tokens.
         assert_eq!(steps(&[&[(4096, 7), (4096, 5)]]), [false]);
-        // One replica alone weighs nothing.
+        // With one replica, weights have no effect.
         assert_eq!(steps(&[&[(4, 4)], &[(4, 1)]]), [false; 2]);
         assert_eq!(steps(&[&[], &[(usize::MAX, usize::MAX), (usize::MAX, usize::MAX)]]), [false; 2]);
     }

@@ -175,7 +175,7 @@ impl LocalTraining {
             return made;
         };
         let agreed = made.and_then(|decision| {
-            // No replica is late in leaving what the leader did before.
+            // All replicas have left the previous call on the leader.
             let met = sync.run_on_each("its local steps", |_| Ok(()));
             met.and_then(|_| {
                 sync.run_on_leader(|_| {
@@ -313,7 +313,7 @@ impl Drop for LocalTraining {
             return;
         }
         if self.strategy.world().is_multi_worker() {
-            // A program that ends has no further call that could return this as an error.
+            // A program that exits makes no further call that could return this as an error.
             warn_or_stderr(|| {
                 tracing::warn!(
                     "an optimizer was dropped {since} steps after its last outer step, so each worker keeps other weights: \

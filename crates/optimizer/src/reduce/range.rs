@@ -160,7 +160,7 @@ impl<F: Number> GradientRange<'_, F> {
             fold_scaled(&blocks, &self.weights, out);
             return F::round(self.rounding.sum, out);
         }
-        // A stack of slices would need a bound on the number of replicas.
+        // A list on the stack would need a bound on the number of replicas, so frequent numbers have their own arms.
         match replicas {
             [a] => fold_scaled(&[&a[at]], &self.weights, out),
             [a, b] => fold_scaled(&[&a[at.clone()], &b[at]], &self.weights, out),

@@ -119,7 +119,7 @@ impl<'b> Exchange<'_, 'b> {
             Some(_) => self.exchange_ranges(calling, &layout, &mine)?,
             None => self.exchange_packs(calling, &layout, &mine)?,
         };
-        // Packs of single replicas lack the variables of which these have no gradient.
+        // The pack of a single replica lacks the variables for which the replica has no gradient.
         let of_replicas = all.len() == headers.len() && !sums_locally_first(world);
         for (at, (weight, packs)) in all.into_iter().enumerate() {
             // This worker's replicas have complete gradients. The others have sent only the elements that this worker

@@ -92,7 +92,8 @@ impl JoinSettings {
             return self.wait_as_spare(group, group.generation(), patience);
         }
         let (started, deadline) = (Stopwatch::start(), Deadline::after(patience));
-        // With a fixed number, any process may take the place of a lost worker. Otherwise its own is waited for, once.
+        // With a fixed number of workers, any process may take the position of a lost one. Otherwise the lost worker
+        // itself is waited for, once.
         let is_fixed = self.min_workers == self.max_workers;
         let present = is_fixed || (once_more && self.elastic().is_some());
         let known = group.known_workers(present, leaving);
@@ -106,7 +107,7 @@ impl JoinSettings {
             }
         })?;
         if let Some(generation) = spare_of {
-            // The others have taken a spare in the place of this worker.
+            // The others have replaced this worker by a spare.
             return self.wait_as_spare(group, generation, patience);
         }
         let what = format!(

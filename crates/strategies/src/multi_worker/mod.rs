@@ -120,7 +120,7 @@ impl StrategyExtended for MultiWorker {
     }
     fn rejoin(&self, patience: Duration, leaving: &[usize], once_more: bool) -> Option<Result<()>> {
         if self.tables.is_some() {
-            // The shares of a lost worker are lost.
+            // The rows of a lost worker are lost, so the group is not re-formed.
             return None;
         }
         Some(self.joining.as_ref()?.rejoin(self.group.as_ref()?, patience, leaving, once_more))

@@ -93,7 +93,7 @@ impl SharedTables {
             if worker == world.worker() {
                 return Arc::new(LocalChannel::new(worker, own.tables().clone()));
             }
-            // The rows of a lost worker are lost, so nobody waits for its return.
+            // The rows of a lost worker are lost, so no worker waits for its return.
             let connection = Connection::builder(clients.clone()).without_reconnection();
             Arc::new(connection.name(format!("worker {worker}")).open(Job::Ps.task(worker)))
         };

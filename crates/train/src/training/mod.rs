@@ -311,7 +311,7 @@ impl<'a> Training<'a> {
             }
             lock(&self.healing).forget();
             if spares > 0 {
-                // The others may have taken a spare in the place of this worker, which has waited as one since then.
+                // The others may have replaced this worker by a spare, and it has waited as a spare since then.
                 deadline = Deadline::after(self.patience);
             }
             match self.synchronize(deadline.remaining(), at) {

@@ -47,7 +47,7 @@ impl StateTransfer<'_> {
     pub fn run(&self, mine: Report) -> Result<Option<usize>> {
         let sharded = self.parts.sharded_states();
         if self.unsound.load(Ordering::Relaxed) {
-            // Slots that were computed from variables that have drifted.
+            // The slots were computed from variables that have drifted.
             sharded.iter().for_each(|state| state.discard_shards());
         }
         let mut transfer = recovery::StateTransfer::new(self.strategy.world(), mine);

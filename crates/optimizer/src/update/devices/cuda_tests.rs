@@ -73,7 +73,7 @@ fn same<F: Number>(rule: &dyn Rule, count: usize, gpu: &Device) {
         }
         for (number, expected) in std::iter::once(&values).chain(&of_slots).enumerate() {
             let [fused, operations] = [&fused, &operations].map(|of| of[number].to_vec1::<F>().unwrap());
-            // Powers are those of the GPU in both.
+            // Both use the powers of the GPU.
             if rule.spec().is_some_and(|_| format!("{rule:?}").contains("lr_power: -0.7")) {
                 let near = |a: &F, b: &F| (a.to_f64() - b.to_f64()).abs() <= 1e-4 * b.to_f64().abs().max(1.);
                 assert!(

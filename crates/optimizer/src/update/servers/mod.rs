@@ -63,7 +63,7 @@ impl Backend for Servers {
         gradients: &Arc<Vec<Option<ReplicaGradient>>>,
         change: Option<&Change<'_>>,
     ) -> Result<()> {
-        // Nobody leads twice before all have seen what came of the first time.
+        // All replicas receive the result of the leader's previous call before it runs again.
         sync.run_on_each("its update on servers", |_| Ok(()))?;
         sync.run_on_leader(|threads| {
             let Some(change) = change else { return Ok(()) };
