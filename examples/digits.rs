@@ -233,7 +233,7 @@ fn train(
     let (clock, mut seen, mut mean) = (Stopwatch::start(), 0, f64::NAN);
     let state = Checkpoint::new().part("strategy", strategy).part("model", &model.variables);
     let state = state.part("optimizer", &optimizer).part("batches", &batches);
-    // If a worker of several is killed, its replacement takes over this state, and all resume from it.
+    // If one of several workers is killed, its replacement receives this state, and all resume from it.
     let accuracy = Training::new(state)?.run(|| {
         while batches.position().epoch < options.epochs {
             let (begun, mut losses) = (batches.position(), Vec::new());

@@ -72,7 +72,7 @@ fn main() -> distribute::Result<()> {
     if let Some(manager) = &manager {
         training.restore_latest(manager)?;
     }
-    // SIGTERM to any worker saves and ends all of them.
+    // After a SIGTERM to any worker, all of them save and exit.
     let preemption = manager.as_ref().map(|_| Preemption::watch(&strategy)).transpose()?;
 
     let begun = batches.position();

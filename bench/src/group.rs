@@ -29,7 +29,7 @@ pub fn end_with_parent() -> Result<()> {
     {
         use rustix::process::{getppid, set_parent_process_death_signal};
         set_parent_process_death_signal(Some(Signal::KILL))?;
-        // The parent may have ended before that.
+        // The parent may have exited before that.
         let parent = getppid().map(|parent| parent.to_string());
         if std::env::var(PARENT).is_ok_and(|expected| parent.as_ref() != Some(&expected)) {
             return Err(std::io::Error::other("the process that has started this one has ended"));

@@ -36,7 +36,7 @@ impl Program {
     pub fn start(command: &mut Command) -> Result<Self> {
         let child = Arc::new(SharedChild::spawn(Group::lead(command.stdout(Stdio::piped())))?);
         let (send, events) = channel();
-        // Both threads end with the program, which ends when it is dropped.
+        // Both threads exit with the program, which is killed when it is dropped.
         if let Some(stderr) = child.take_stderr() {
             let send = send.clone();
             std::thread::spawn(move || forward(stderr, &send, Event::Complaint));

@@ -35,7 +35,7 @@ impl Fleet {
         let staleness = status.staleness_since(&self.status);
         let staleness = staleness.map_or("-".to_owned(), |staleness| format!("{staleness:.1}"));
         let rows = |(now, before): (&Usage, &Usage)| {
-            // A restarted server counts from 0.
+            // A restarted server counts from 0 again.
             let rows = |usage: &Usage| usage.rows_read + usage.rows_pushed;
             thousands(rows(now).saturating_sub(rows(before)) as f64 / seconds)
         };

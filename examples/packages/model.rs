@@ -72,8 +72,8 @@ impl Sage {
         // One table for a package as itself and as a neighbour.
         let itself = embedding_init(packages, NODE, TABLE, vb.pp("packages"))?;
         let around = embedding_bag_init(packages, NODE, BagMode::Mean, TABLE, vb.pp("packages"))?;
-        // Smooth: at relu's corner a last bit, which may round differently with another number of replicas,
-        // decides over a unit.
+        // A smooth activation: at relu's corner, a last bit that rounds differently with another number of
+        // replicas would turn a unit on or off.
         let hidden = linear(2 * NODE, HIDDEN, vb.pp("hidden"))?.with_activation(Activation::Sigmoid);
         Ok(Self { itself, around, hidden })
     }

@@ -57,7 +57,7 @@ fn program(folder: &Path) -> Result<()> {
                         fs::write(&died, "").unwrap();
                         std::process::abort();
                     }
-                    // All end together, decided by the first one.
+                    // All end together: the first one decides.
                     let is_over = ctx.all_reduce(ReduceOp::Sum, vec![f32::from(u8::from(grown))])?;
                     let ids = ids.to_vec::<i64>()?;
                     let x: Vec<f32> = ids.iter().map(|id| (*id as f32).sin()).collect();

@@ -97,7 +97,7 @@ impl Assembly {
         match header.kind {
             Kind::Heartbeat => Ok(Some(Frame::Heartbeat)),
             Kind::Goodbye => Ok(Some(Frame::Goodbye)),
-            // These kinds are of processes that share memory, or rendezvous again.
+            // Only processes that share memory, or re-form the group, send these kinds.
             Kind::Reference | Kind::Leave => Err(WireError::Kind([header.kind as u8, 0, 0, 0]).into()),
             Kind::Data if small => Ok(Some(Frame::Data(Message { head, body: message }))),
             Kind::Data => {

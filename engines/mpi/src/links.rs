@@ -109,8 +109,8 @@ impl Links {
                 continue;
             }
             drop(state);
-            // A mutex is not fair: a thread that wants to send would not get it from one that locks it again
-            // at once.
+            // A mutex is not fair: a thread that wants to send would not get it if another thread locks it again at
+            // once.
             if waited > SPIN || self.wanted.load(Ordering::Relaxed) > 0 {
                 std::thread::yield_now();
             } else {

@@ -74,7 +74,7 @@ impl Process {
         if self.orders.send(ending).is_err() {
             return;
         }
-        // The thread applies the deadlines, or waits for processes that live.
+        // The thread applies the deadlines, or waits for processes that still run.
         loop {
             match self.reports.recv_timeout(SLICE) {
                 Ok(Report::Over) => break,

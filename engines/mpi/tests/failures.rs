@@ -71,7 +71,7 @@ fn a_worker_that_ends_or_is_late_is_named_on_all_others() {
                 let blame = meet(&late, Duration::from_secs(1)).unwrap_err();
                 assert_eq!((blame.fault, &blame.culprits[..]), (Fault::TimedOut, &[1][..]), "{blame}");
             }
-            // The next call works, natively, too.
+            // The next call works, also natively.
             assert_eq!(meet(&next, LONG).unwrap(), 3);
             assert_eq!(sum(&next, LONG).unwrap(), [0; 4000]);
             if !is_late {
@@ -101,7 +101,7 @@ fn a_process_that_is_stopped_is_lost_and_ended_with_the_job() {
         }
         return;
     }
-    // The first of them to end has mpirun end the other, which has to have said its error by then.
+    // After the first one exits, mpirun ends the other, which must have printed its error by then.
     let shutdown_timeout = Duration::from_secs(2);
     let settings = Settings { silence: Duration::from_secs(1), shutdown_timeout, ..Settings::default() };
     let ran = distribute_mpi::run(settings, |group| {
@@ -166,7 +166,7 @@ fn a_process_that_does_not_join_is_not_waited_for_longer_than_asked() {
         return;
     }
     if std::env::var("OMPI_COMM_WORLD_RANK").unwrap() == "1" {
-        // Until it is ended with the others.
+        // Until mpirun ends it with the others.
         std::thread::park_timeout(LONG);
     }
     let settings = Settings { join: Duration::from_secs(2), ..Settings::default() };
@@ -181,7 +181,7 @@ fn a_process_alone_is_a_world_but_not_where_it_is_one_of_several() {
         None => {
             started(child::command(TEST, "alone"), true);
             let mut several = child::command(TEST, "several");
-            // As Hydra has it, which starts programs of MPICH.
+            // As set by Hydra, which starts programs of MPICH.
             several.env("PMI_RANK", "1").env("PMI_SIZE", "2");
             started(several, true);
         }

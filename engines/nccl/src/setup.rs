@@ -66,7 +66,7 @@ fn over_by<L: Library + 'static>(
 
     let linked = link(&mut library, id, (world.worker(), world.workers()), settings.timeout / 2);
     let mine = linked.as_ref().map_or_else(ToString::to_string, |()| String::new());
-    // A worker that has failed at once waits for those that wait for it.
+    // A worker that has failed at once still makes this call, because the others wait for it.
     let all = calling.all_gather_bytes(Bytes::from(mine));
     if let Err(error) = linked {
         library.abort();

@@ -55,7 +55,7 @@ fn main() -> distribute::Result<()> {
     let (training, held_out) = points()?;
     let tested = held_out.clone();
     let datasets = Datasets::new(move |context| {
-        // The part of this process, in another order in each epoch.
+        // The shard of this process, in another order in each epoch.
         Ok(training.shard(context.num_input_pipelines, context.input_pipeline_id).shuffle(4096, 42))
     })
     .validation(move |context| Ok(held_out.shard(context.num_input_pipelines, context.input_pipeline_id)));
