@@ -69,7 +69,7 @@ fn a_lock_that_is_no_file_is_refused_at_once_and_nothing_is_written_through_it()
         fs::create_dir(&lock).unwrap();
         refused("a folder");
         fs::remove_dir(&lock).unwrap();
-        // What is in it is nobody's business.
+        // The content of the file is ignored.
         fs::write(&lock, "text").unwrap();
         manager.save(&step(1), 1).unwrap();
         assert_eq!((latest(&manager), fs::read_to_string(&lock).unwrap()), (1., "text".into()));
@@ -179,7 +179,7 @@ fn the_newest_complete_checkpoint_is_found_and_damaged_ones_are_reported() {
     let at = |number: u64| folder.path().join(format!("ckpt-{number:06}"));
     assert_eq!(whole().unwrap(), at(4));
     let shard = "shard-00001-of-00001.safetensors";
-    // A flipped bit of an element, which opening doesn't see, and a file that is cut.
+    // A flipped bit of an element, which opening does not detect, and a file that is cut.
     damage(4, shard, |bytes| *bytes.last_mut().unwrap() ^= 1);
     damage(3, "index.json", |bytes| bytes.truncate(bytes.len() / 2));
     let warnings = Warnings::default();
@@ -196,7 +196,7 @@ fn the_newest_complete_checkpoint_is_found_and_damaged_ones_are_reported() {
     assert_eq!(whole().unwrap(), at(5));
     fs::remove_file(at(5).join("index.json")).unwrap();
     assert_eq!(whole().unwrap(), at(2));
-    // Of none that is whole, the error is the latest's.
+    // If none is intact, the error is that of the latest.
     for number in [1, 2] {
         fs::remove_file(at(number).join(shard)).unwrap();
     }

@@ -77,7 +77,7 @@ fn ckpt_4_rows_saved_on_s_shards_load_on_any_other_number() {
         for saved_on in [1, 2, 3, 5, 8] {
             let (_folder, path) = folder();
             let mut writer = Writer::new();
-            // As shards come in: in no order.
+            // Shards arrive in any order.
             for shard in (0..saved_on).rev() {
                 let (start, end) = (start_of(rows, saved_on, shard), start_of(rows, saved_on, shard + 1));
                 writer
@@ -288,7 +288,7 @@ fn ckpt_6_a_manager_numbers_and_keeps_the_last_and_one_saves_at_a_time() {
     };
     save(1).unwrap();
     let first = manager.latest().unwrap().unwrap();
-    // A number with more digits comes after all, and strangers are left alone.
+    // A number with more digits comes after all others, and other files are left alone.
     fs::rename(first.path(), folder.path().join("a/b/ckpt-999999")).unwrap();
     fs::create_dir(folder.path().join("a/b/ckpt-mine")).unwrap();
     for step in 2..5 {

@@ -124,7 +124,7 @@ proptest! {
             (0..world).map(|rank| vec![rows(dtype, rank, count(rank), table, width, seed)]).collect();
         let all: Vec<Leaf> = leaves.iter().map(|l| l[0].clone()).collect();
         let wanted = Leaf::reduce(op, &all).unwrap();
-        // Pain 16: the result is bounded by the table.
+        // The result has no more rows than the table.
         prop_assert!(wanted.dims()[0] <= table.min((0..world).map(count).sum()));
         for got in reduced(op, Packing::APART, leaves) {
             let got = got.unwrap();

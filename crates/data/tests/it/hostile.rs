@@ -253,7 +253,7 @@ fn each_is_refused_at_the_limit_that_was_set() {
     for (case, _) in CASES {
         watched(move || {
             let error = read(case, Some(SMALL));
-            // No header of an array is as long, whatever the limit.
+            // The length of an array's header has a limit of its own.
             let said = error.contains(&SMALL.to_string()) && error.contains("element_limit");
             assert!(said || error.contains("a header of"), "{case}: {error}");
         });

@@ -106,7 +106,7 @@ fn text_is_read_and_arrays_by_name_next_to_unsupported_ones() {
     assert_eq!(texts(&read_npy(file("text.npy")).unwrap()), [b"a".to_vec()]);
     let arrays = read_npz(file("names.npz")).unwrap();
     assert_eq!((arrays["x"].dims(), arrays["names"].dims()), (&[3][..], &[2][..]));
-    // As numpy writes it: characters of 4 bytes, and zeros behind the last; bytes; column by column.
+    // Formats that numpy writes: texts of 4 bytes for each character, padded with zeros; bytes; column-major order.
     let npy = |descr: &str, fortran: &str, shape: &str, elements: &[u8]| {
         let header = format!("{{'descr': '{descr}', 'fortran_order': {fortran}, 'shape': {shape}, }}\n");
         let len = (header.len() as u16).to_le_bytes();
@@ -126,7 +126,7 @@ fn text_is_read_and_arrays_by_name_next_to_unsupported_ones() {
     assert_eq!(read(short.clone()).unwrap().len(), 1000);
     let error = read(short.element_limit(24_999)).unwrap_err().to_string();
     assert!(error.contains("its array of texts takes more than 24999 bytes"), "{error}");
-    // Characters of 4 bytes and padding in the file are not what they take in memory.
+    // In memory, texts take less than in the file, which has characters of 4 bytes and padding.
     let letters: Vec<u8> =
         (0..100).flat_map(|_| "x\0\0\0".chars().flat_map(|c| u32::from(c).to_le_bytes())).collect();
     let padded = npy("<U4", "False", "(100,)", &letters);

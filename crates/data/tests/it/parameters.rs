@@ -87,7 +87,7 @@ fn interleaved(data: &Dataset<i64>, turns: Interleave) -> Any {
     data.interleave(|x| Dataset::range(x..x + 2), turns).typed()
 }
 
-// Otherwise an impossible allocation, multiplication or thread would end the process.
+// Without these checks, an impossible allocation, multiplication or thread would end the process.
 #[test]
 fn an_operation_at_its_extremes_gives_elements_or_an_error() {
     watched(|| {
@@ -137,11 +137,11 @@ fn a_request_beyond_memory_or_the_machine_is_an_error() {
             );
             let turns = Interleave { cycle_length: n, block_length: 1, ahead: 1 };
             assert_eq!(first(&interleaved(&range, turns)), format!("interleave: {threads}"));
-            // Threads that are not there have no places in memory either.
+            // No memory is reserved for threads that are not started.
             assert!(Dataset::range(5).map_parallel(1024, |x| x).iter().all(|x| x.is_ok()));
         }
         assert!(matches!(range.load(), Err(Error::Parameter { operation: "load", .. })));
-        // Where a length isn't known, what is there is asked for memory.
+        // Where the length is unknown, memory is requested for the elements that have been read.
         let inner = range.clone();
         let unknown = Dataset::range(1).flat_map(move |_| inner.clone());
         assert!(matches!(unknown.shuffle(usize::MAX, 1).iter().next(), Some(Err(Error::Memory { .. }))));
@@ -184,7 +184,7 @@ fn layouts_and_batches_at_their_extremes() {
             let context = InputContext { num_replicas_in_sync: workers, ..Default::default() };
             let _ = context.get_per_replica_batch_size(usize::MAX);
         }
-        // Batches of any size are explained.
+        // The plan of batches of any size can be explained.
         for rule in [SplitRule::Even, SplitRule::TensorFlow] {
             let options = DistributeOptions { rule, ends: UnevenEnds::Drop, ..Default::default() };
             let huge = Dataset::range(8).batch(usize::MAX);

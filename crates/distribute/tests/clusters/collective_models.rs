@@ -153,7 +153,7 @@ fn losses_in_half_precision_weigh_by_their_exact_number_of_examples() {
                 let left = half(n, dtype, examples, in_parts, false).unwrap();
                 assert!(left.abs() < 1e-6, "{n} replicas, {examples} examples, in parts: {in_parts}: {left}");
             }
-            // Among gradients of the others, there is no other way than to weigh the loss.
+            // If there are gradients of other parameters as well, only the loss can be weighted.
             let error = half(2, dtype, examples, false, true).unwrap_err();
             assert!(matches!(error.root_cause(), Error::InvalidArgument { .. }), "{error}");
             assert!(

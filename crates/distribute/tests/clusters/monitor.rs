@@ -82,7 +82,7 @@ fn steps_examples_and_loss_equal_those_of_the_training() {
         monitor.record(7, f64::NAN);
         let report = until(&monitor, |report| report.progress.diverged);
         assert_eq!((report.progress.examples, report.progress.loss), (37., None));
-        // The job is over; what it came to can still be read.
+        // After the end of the job, the last report can still be read.
         drop((model, optimizer, strategy));
         assert_eq!(until(&monitor, |report| report.progress.examples == 37.).progress.steps, 6);
     });
@@ -213,7 +213,7 @@ fn the_queue_of_a_coordinator_and_the_rows_on_servers_are_shown() {
         let report = until(&monitor, |report| report.coordinator.as_ref().is_some_and(|it| it.ended == 5));
         let shown = report.coordinator.unwrap();
         assert_eq!((shown.queued, shown.staleness), (0, Some(0.)), "one worker alone");
-        // Neither is kept by who watches.
+        // The monitor does not keep the coordinator alive.
         drop(coordinator);
         until(&monitor, |report| report.coordinator.is_none());
     });

@@ -65,7 +65,7 @@ impl Fake {
     }
 
     pub fn settings(&self) -> Hub {
-        // Of the environment of the test nothing counts.
+        // Settings of the environment of the test are overridden.
         let hub =
             Hub::new().unwrap().cache(self.cache.path()).offline(false).timeout(Duration::from_secs(20));
         hub.endpoint(&format!("http://{}", self.hub.address)).unwrap().token(Some(TOKEN)).unwrap()

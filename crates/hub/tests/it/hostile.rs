@@ -62,7 +62,7 @@ fn redirects_end_and_lead_to_servers() {
         }
         fake.answers(|_, _| Reply::new(302));
         assert!(text(fake.model().file("config.json")).contains("expected a redirect to"));
-        // On the hub in a circle, and between two servers.
+        // Endless redirects: on the hub, and between the two servers.
         fake.answers(|request, _| Reply::new(307).with("Location", format!("{}x", request.path)));
         fake.hub.requests();
         assert!(text(fake.model().file("config.json")).contains("more than 8 redirects"));
@@ -76,7 +76,7 @@ fn redirects_end_and_lead_to_servers() {
         let error = text(fake.model().file("model.safetensors"));
         assert!(error.contains("/cdn/") && error.contains("more than 8 redirects"), "{error}");
         let cdn = fake.cdn.address;
-        // The metadata are asked of the hub alone.
+        // Metadata are requested only from the hub.
         fake.answers(move |_, _| Reply::new(302).with("Location", format!("http://{cdn}/x")));
         fake.cdn.requests();
         assert!(text(fake.model().file("config.json")).contains("found none"));
@@ -112,7 +112,7 @@ fn bodies_that_are_not_the_file_are_refused() {
             fake.answers(of_cdn(change));
             let error = text(fake.model().file("model.safetensors"));
             assert!(error.contains(expected), "{error}");
-            // What it has left does not disturb: none of it was the file.
+            // A later download succeeds: no data of the failed one is used.
             fake.answers(|_, reply| reply);
             assert_eq!(
                 std::fs::read(fake.model().file("model.safetensors").unwrap()).unwrap(),

@@ -243,7 +243,7 @@ fn sparse_1_a_mean_of_integers_is_a_float_and_the_indices_keep_their_dtype() {
     assert!(matches!(IndexedSlices::reduce(ReduceOp::Sum, &[&flags]), Err(Error::UnsupportedDType { .. })));
 }
 
-// Pain 16: what an all-gather of rows would take grows with the replicas.
+// An all-gather of the rows, in contrast, would need memory that grows with the number of replicas.
 #[test]
 fn sparse_1_the_sum_of_many_replicas_has_no_more_rows_than_the_dense_shape() {
     let of =

@@ -99,7 +99,7 @@ fn scalars_where_a_batch_is_needed() {
         assert_eq!(end(plan(&numbers.map(|x| x)).unwrap().lockstep(0).unwrap()), (0, error.clone()));
         refused(split(HostTensor::scalar(1i64), 2, SplitRule::Even), &error);
 
-        // A function's datasets may have elements that are no batches, as long as they go round.
+        // The elements of a function's datasets need not be batches if there are enough for all replicas.
         let each = |ends| {
             let options = DistributeOptions { ends, ..DistributeOptions::default() };
             let plan = Distribution::from_function(two, false, options, |_| Ok(Dataset::range(3)));

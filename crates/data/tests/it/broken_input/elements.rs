@@ -25,7 +25,7 @@ fn elements_that_do_not_fit_together() {
             "padded_batch: value of element 2 cannot be padded: axis 0 has size 3, more than the requested 2";
         broken(rows.padded_batch(4, Padding::new().sizes([vec![Some(2)]])), 0, error);
 
-        // Where nobody needs the type, it is not asked for.
+        // The type is checked only where it is needed.
         let (elements, error) = end(Dataset::range(2).typed::<f32>().iter());
         assert!(
             elements == 0 && error.starts_with("iterate: element 0 has another type than the dataset says"),

@@ -109,7 +109,7 @@ fn psv1_12_with_fewer_files_than_workers_batches_are_split_with_a_warning() {
                 && told.contains("distribute_datasets_from_function"),
             "{told}"
         );
-        // Nor is it hidden where there are no files.
+        // The warning is also logged if there are no files.
         let told = log_of(|| drop(two(1)[0].distribute_dataset(Dataset::range(4).batch(2)).unwrap()));
         assert_eq!(told.matches("WARN").count(), 1, "{told}");
     });
@@ -128,7 +128,7 @@ fn psv1_12_by_data_every_worker_reads_its_elements_and_skips_the_others() {
             });
             let batches = strategy.distribute_dataset(data.batch(2)).unwrap();
             assert_eq!(batches.iter().count(), 2);
-            // TensorFlow's would make all 8.
+            // TensorFlow's strategy would make all 8.
             assert_eq!(made.load(Ordering::Relaxed), 4);
         }
     });

@@ -81,7 +81,7 @@ fn experimental_run_consumes_one_element_for_each_replica_and_call() {
     assert_eq!(run(&mut inputs), [0, 1]);
     assert_eq!(run(&mut inputs), [2, 3]);
     assert_eq!(inputs.get_next().unwrap().map(|ids| ids.to_vec::<i64>().unwrap()[0]).into_values(), [4, 5]);
-    // Without an iterator there is nothing to take.
+    // Without an iterator, the function gets no input.
     let ids = strategy.experimental_run(|ctx, ()| Ok(ctx.replica_id_in_sync_group()), ()).unwrap();
     assert_eq!(ids.values(), [0, 1]);
 }

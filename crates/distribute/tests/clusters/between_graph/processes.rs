@@ -43,7 +43,7 @@ fn psv1_1_the_cluster_may_be_that_of_tf_config() {
             command
         };
         let tasks = [("ps", 0), ("worker", 1), ("worker", 0)].map(|(job, index)| task(job, index));
-        // All at once, in any order, and all end well, the server too.
+        // All processes run at the same time, start in any order and exit with success, including the server.
         let said = std::thread::scope(|scope| {
             let all = tasks.map(|task| scope.spawn(|| child::output(task, PATIENCE).0));
             all.map(|task| task.join().unwrap())

@@ -20,7 +20,7 @@ fn psv1_3_all_workers_see_the_same_variables() {
         let (mine, theirs) = (make(&chief).unwrap(), make(&other).unwrap());
         mine.assign_add(HostTensor::vector(vec![10f32, 10.])).unwrap();
         assert_eq!(theirs.read::<HostTensor>().unwrap(), HostTensor::vector(vec![11f32, 12.]));
-        // And agree on which server has it.
+        // Both workers agree on the server that has the variable.
         assert_eq!(
             chief.placement().unwrap().of("shared").unwrap(),
             other.placement().unwrap().of("shared").unwrap()
@@ -40,7 +40,7 @@ fn others_wait_for_the_chiefs_variables_and_name_them_on_timeout() {
         for part in ["variable late", "ps 0", "the chief creates variables", "30ms"] {
             assert!(error.contains(part), "{part} is not in {error}");
         }
-        // Once the chief has made it, it is found.
+        // Other workers find a variable after the chief has created it.
         let made = all(2, 1, |strategy| {
             let variable = strategy.scope(|| Variable::new("v", 5i64))?;
             strategy.finish(PATIENCE)?;
@@ -63,7 +63,7 @@ fn psv1_10_one_name_is_one_variable_in_all_replicas_and_requests() {
         assert!(of_replicas.iter().chain(again.iter()).all(|variable| *variable == first));
         assert_eq!(strategy.scope(get).unwrap(), first);
         assert_eq!(strategy.placement().unwrap().placed().len(), 1);
-        // Where the handle is gone, the value is still there.
+        // After all handles are dropped, the value is still on the server.
         first.assign(4f32).unwrap();
         drop((of_replicas, again, first));
         assert_eq!(strategy.scope(get).unwrap().read::<f32>().unwrap(), 4.);
@@ -83,7 +83,7 @@ fn psv1_10_another_variable_of_an_existing_name_is_refused() {
             "{error}"
         );
     }
-    // A new one of the same name is another one, and leaves the first what it is.
+    // A new variable of the same name is another one, and does not change the first one.
     let new = strategy.scope(|| Variable::new("v", HostTensor::vector(vec![1f32, 2.]))).unwrap();
     assert!(new != known && get(HostTensor::vector(vec![0f32, 0.])).unwrap() == known);
     drop(known);
@@ -100,14 +100,14 @@ fn psv1_10_a_device_moves_no_variable() {
         let cluster = LocalCluster::new(1, 2).unwrap();
         let strategy = worker(&cluster, 0, 2);
         let on_server = |variable: &Variable| variable.devices().iter().all(|device| device.server.is_some());
-        // A value on a device, in a replica on a device.
+        // A value on a device, used in a replica on a device.
         let value = Tensor::new(&[1f32, 2.], &Device::Cpu).unwrap();
         let made = strategy.run((), |_, ()| Variable::builder("v", value.clone()).get_or_create()).unwrap();
         assert!(on_server(&made.values()[0]));
-        // A builder that was set to a device.
+        // A builder with a device.
         let model = strategy.replicate(|vb| vb.set_device(Device::Cpu).get(3, "w")).unwrap();
         assert!(on_server(&model.variables.variable("w").unwrap()));
-        // Beside another variable, which is how a place is chosen.
+        // A variable that is created beside another one, which is the way to choose a server.
         let beside = strategy
             .scope(|| strategy.colocate_vars_with(&made.values()[0], || Variable::new("beside", 1f32)));
         assert_eq!(beside.unwrap().devices(), made.values()[0].devices());

@@ -149,7 +149,7 @@ fn the_chief_waits_for_all_workers_and_names_the_missing() {
         first.finish(PATIENCE).unwrap();
         let error = chief.finish(Duration::from_millis(30)).unwrap_err().to_string();
         assert!(error.contains("worker 2 of 3") && error.contains("30ms"), "{error}");
-        // One that was started again is not through.
+        // A worker that was restarted has not finished.
         let again = worker(&cluster, 1, 1);
         let error = chief.finish(Duration::from_millis(30)).unwrap_err().to_string();
         assert!(error.contains("workers 1, 2 of 3"), "{error}");
@@ -194,7 +194,7 @@ fn psv1_4_actions_of_the_first_replica_happen_once_in_a_step_of_each_worker() {
 #[test]
 fn psv1_3_workers_run_the_program_independently() {
     watched(|| {
-        // No worker waits for another, whose step may take as long as all of this one's.
+        // No worker waits for another: one makes a single step, the other 50.
         let steps = all(2, 1, |strategy| {
             let count = strategy.scope(|| Variable::builder("count", 0i64).get_or_create())?;
             let mine = if strategy.is_chief() { 1 } else { 50 };
@@ -220,7 +220,7 @@ fn workers_wait_until_the_chief_is_ready_and_log_it() {
             chief.ready(Duration::ZERO).unwrap();
             waits.join().unwrap().unwrap();
         });
-        // One that comes later need not wait; where the chief is started again, it has to.
+        // A worker that starts later need not wait. After the chief is restarted, workers have to wait again.
         worker(&cluster, 1, 1).ready(Duration::ZERO).unwrap();
         let _again = worker(&cluster, 0, 1);
         assert!(worker(&cluster, 1, 1).ready(Duration::ZERO).is_err());

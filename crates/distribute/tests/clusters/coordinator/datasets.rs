@@ -44,7 +44,7 @@ fn t6_a_restarted_worker_resumes_its_dataset() {
                 let status = coordinator.status();
                 status.workers[worker].disconnect_reason.is_none()
             };
-            // Of each worker the rest, while the other one is idle.
+            // The passes of both workers have ended, and no worker is disconnected.
             if numbers.iter().all(Option::is_none) && (0..2).all(is_over) && drawn.len() == 60 {
                 break;
             }

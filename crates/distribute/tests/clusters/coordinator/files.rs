@@ -60,7 +60,7 @@ fn each_line_of_dealt_files_counts_once_if_any_process_is_killed() {
         let all = counters_of(&strategy).unwrap();
         let mut random = SplitMix(kills as u64);
         let (mut dealt, mut killed, mut saves, mut files) = (0, 0, 0, deck());
-        // At the end of an epoch after the last kill.
+        // It ends at the end of an epoch, after the last kill.
         while killed < kills || dealt % FILES > 0 {
             for _ in 0..1 + random.below(4) {
                 if let Some(file) = files.deal() {
@@ -69,7 +69,7 @@ fn each_line_of_dealt_files_counts_once_if_any_process_is_killed() {
                 }
             }
             if killed < kills {
-                // In the middle of some file.
+                // While a file is being read.
                 cluster.restart(random.below(cluster.tasks().count()));
                 killed += 1;
             }

@@ -19,7 +19,7 @@ fn count_under_kills(cluster: &mut Cluster, kills: usize, closures_each: i64) {
             coordinator.schedule(count, (&counters, row as i64)).unwrap();
             add(row, &mut expected);
         }
-        // In the middle of it.
+        // While closures are running.
         let at = random.below(cluster.tasks().count());
         cluster.restart(at);
     }
@@ -48,7 +48,7 @@ fn workers_wait_for_a_lost_server_as_long_as_the_coordinators_strategy() {
     if is_task() {
         return;
     }
-    // With their own timeout they would wait for longer than this test may take.
+    // Workers that wait for their own timeout would take longer than the watchdog of this test permits.
     watched(|| {
         const TEST: &str =
             "coordinator::kills::workers_wait_for_a_lost_server_as_long_as_the_coordinators_strategy";

@@ -57,7 +57,7 @@ fn a_builder_refuses_other_settings_than_those_of_the_strategys_coordinator() {
     });
 }
 
-// T3: the constructor waits for nobody whom it does not need.
+// T3: the constructor waits only for the tasks that it needs.
 #[test]
 fn t3_an_evaluator_of_the_cluster_is_not_waited_for() {
     if is_task() {

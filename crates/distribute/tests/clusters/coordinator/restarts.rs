@@ -46,14 +46,14 @@ fn coordinate(spec: ClusterSpec, folder: &Path) {
         let checkpoint = Checkpoint::new().part("counters", &counters).metadata("round", round);
         checkpoint.save_to(&manager).unwrap();
     };
-    // From here on nothing is changed by closures of a coordinator before.
+    // From here on, closures of an earlier coordinator change nothing.
     let found = read(&counters);
     let restored = Checkpoint::new().part("counters", &counters).restore_latest(&manager).unwrap();
     let mut round = restored.map_or(0, |it| it.metadata("round").unwrap().as_u64().unwrap());
     if round == 0 {
         counters.assign(HostTensor::new(vec![0i64; ROWS], [ROWS, 1]).unwrap()).unwrap();
     }
-    // Servers have all that was acknowledged, and of what came after that nothing twice.
+    // Servers have all acknowledged changes, and have made none of the later ones twice.
     for ((found, saved), more) in found.into_iter().zip(read(&counters)).zip(counts_of(round)) {
         assert!((saved..=saved + more).contains(&found), "{found} after {saved} and up to {more} more");
     }
@@ -86,7 +86,7 @@ fn ft_7_a_killed_coordinator_resumes_its_job_and_each_closure_counts_once() {
         return;
     }
     let kills = kills(6);
-    // That nothing hangs is seen at each kill.
+    // Each kill has its own time limit, so the limit of the watchdog depends on their number.
     watched_for(MINUTE * (kills as u32).div_ceil(20), move || {
         let mut cluster = Cluster::builder(TEST, 3, 2).with(Job::Chief).start();
         let tasks: Vec<_> = cluster.tasks().cloned().collect();
@@ -96,7 +96,7 @@ fn ft_7_a_killed_coordinator_resumes_its_job_and_each_closure_counts_once() {
             |cluster: &Cluster| cluster.next_line(ROUND, MINUTE).expect("a round takes longer than a minute");
         next(&cluster);
         for kill in 0..kills {
-            // Somewhere in a round, whose end nobody waits for; the chief for certain.
+            // At a random point of a round. The first task that is killed is the chief.
             cluster.next_line("nothing", Duration::from_millis(random.below(100) as u64));
             let at = if kill == 0 { tasks.len() - 1 } else { random.below(tasks.len()) };
             let clock = Stopwatch::start();

@@ -16,7 +16,7 @@ fn line_of(call: &str) -> String {
     format!("calls.rs:{}:", line + 1)
 }
 
-// One call a line: the tests find its line by its name.
+// Each call is on one line, because the tests search for the line that contains its name.
 #[rustfmt::skip]
 mod one_a_line {
     use super::{list, matrix, pair};
@@ -98,7 +98,7 @@ fn t7_every_pair_of_different_calls_names_both_replicas_calls_lines_step_and_rem
                             "have to make the same calls in the same order",
                         ],
                     );
-                    // Of three or more it is the odd one's error that is returned.
+                    // With three or more replicas, the error is that of the replica that differs.
                     if replicas > 2 {
                         assert!(text.starts_with(&format!("replica {culprit} (")), "{text}");
                     }

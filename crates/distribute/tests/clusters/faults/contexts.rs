@@ -40,7 +40,7 @@ fn err_2_a_context_of_a_run_that_is_over_is_stale_everywhere() {
             is_stale(stale.all_reduce(ReduceOp::Sum, 1i32).unwrap_err(), "all_reduce");
             is_stale(stale.all_gather(HostTensor::vector(vec![1i32]), 0).unwrap_err(), "all_gather");
             is_stale(stale.merge_call((), |_, _| Ok(())).unwrap_err(), "merge_call");
-            // In another run, on the same thread, too; and it releases the others.
+            // In another run on the same thread. The other replicas are released.
             is_stale(
                 strategy
                     .run((), |ctx, ()| {
@@ -50,7 +50,7 @@ fn err_2_a_context_of_a_run_that_is_over_is_stale_everywhere() {
                     .unwrap_err(),
                 "all_reduce",
             );
-            // On a thread of the user's, while its own run lasts.
+            // On one of the program's own threads, during the run of the context.
             strategy
                 .run((), |ctx, ()| {
                     let used = std::thread::scope(|s| s.spawn(|| ctx.all_reduce(ReduceOp::Sum, 1i32)).join())
@@ -98,7 +98,7 @@ fn backward_through_a_collective_outside_its_run_is_an_error_without_side_effect
         for part in ["backward through a collective", "belongs inside its run", "replica 0, step 1"] {
             assert!(text.contains(part), "{text}");
         }
-        // In the next run as well, where candle passes on text only: the typed error comes out.
+        // In the next run as well. candle only forwards the text of the error, but `run` returns the typed error.
         let error = strategy.run((), |ctx, ()| {
             if ctx.replica_id_in_sync_group() == 0 {
                 loss.backward()?;
@@ -106,7 +106,7 @@ fn backward_through_a_collective_outside_its_run_is_an_error_without_side_effect
             ctx.all_reduce(ReduceOp::Sum, 1i32)
         });
         assert!(matches!(error.unwrap_err().root_cause(), Error::StaleContext { step: 1, .. }));
-        // A closure may get over it; candle's later errors are then its own.
+        // If a closure ignores the error, later errors of candle are not confused with it.
         let _ = loss.backward();
         let error = strategy.run((), |_, ()| Ok((tensor(&[1.]) + tensor(&[1., 2.]))?)).unwrap_err();
         assert!(matches!(error.root_cause(), Error::Candle(_)), "{error}");

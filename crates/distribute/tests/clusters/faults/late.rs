@@ -77,7 +77,7 @@ fn a_replica_that_times_out_is_named_with_its_last_call_even_replica_0() {
                     )],
                 );
                 healthy(&MirroredStrategy::cpus(replicas).unwrap());
-                // The same strategy: a run that needs no waiting.
+                // A run without a collective call succeeds with the same strategy.
                 strategy.run((), |_, ()| Ok(())).unwrap();
             }
         }

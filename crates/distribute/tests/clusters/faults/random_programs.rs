@@ -83,7 +83,7 @@ impl Call {
                 assert!(!check || sum.map(&mut |leaf| numbers(&leaf)) == expected);
             }
             Call::Gather(rows) => {
-                // Every replica brings another number of rows.
+                // Each replica has another number of rows.
                 let piece = |r: i64| vec![number + r; *rows + r as usize];
                 let all = ctx.all_gather(HostTensor::vector(piece(id)), 0)?;
                 assert!(!check || all.to_vec::<i64>()? == (0..n).flat_map(piece).collect::<Vec<_>>());
@@ -93,7 +93,7 @@ impl Call {
                     ctx.merge_call(number + id, |strategy, ids| strategy.reduce(ReduceOp::Sum, ids, None))?;
                 assert!(!check || total == (0..n).map(|r| number + r).sum::<i64>());
             }
-            // The rest of the replicas has examples.
+            // The other replicas have examples.
             Call::Minimize if id > 0 && number % 2000 == 0 => drop(training.optimizer.skip(ctx)?),
             Call::Minimize => drop(training.minimize(ctx)?),
             Call::Barrier => ctx.merge_call((), |_, _| Ok(()))?,
@@ -212,7 +212,7 @@ fn a_thousand_programs_with_one_planted_fault_each() {
                 }
                 (Fault::Panic | Fault::Fail, Some(_)) | (_, None) => panic!("{what}"),
                 (_, Some(blame)) => {
-                    // Of two replicas that differ, nobody can say which is wrong: both are named.
+                    // If one of two replicas differs, the culprit is unknown: both are named.
                     let text = blame.to_string();
                     let does =
                         ["called", "returned", "waits"].map(|does| format!("replica {planted} {does}"));

@@ -130,7 +130,7 @@ fn a_failure_before_minimize_changes_no_variable() {
         let training = Training::new(&strategy);
         let error = fault_on(&strategy, |ctx| {
             if ctx.replica_id_in_sync_group() == culprit {
-                // Not a scalar: refused on this replica alone.
+                // The loss is not a scalar, which is an error on this replica only.
                 return training.optimizer.minimize(ctx, tensor(&[1., 2.]), 1);
             }
             training.minimize(ctx)
@@ -149,7 +149,7 @@ fn a_stock_loss_that_fails_on_an_empty_batch_gets_advice() {
             strategy.distribute_dataset(Dataset::from_slices(tensor(&[1., 2.])).unwrap().batch(2)).unwrap();
         let batch = batches.iter().next().unwrap().unwrap();
         let error = strategy.run(batch, |ctx, piece| {
-            // As candle's losses do with max or argmax over no element.
+            // Some of candle's losses call max or argmax in the same way, which fails without elements.
             let loss = piece.max(0)?;
             ctx.all_reduce(ReduceOp::Sum, loss)
         });
@@ -163,7 +163,7 @@ fn a_stock_loss_that_fails_on_an_empty_batch_gets_advice() {
             &["replica 2 got an empty batch", "distribute::nn::loss", "optimizer.skip(ctx)"],
         );
         healthy(&strategy);
-        // So it does where candle, or the closure, panics on no element.
+        // The same error is returned if candle or the closure panics because there are no elements.
         let batch = batches.iter().next().unwrap().unwrap();
         let error = strategy.run(batch, |_, piece| Ok(piece.to_vec1::<f32>()?[0])).unwrap_err();
         assert_message(

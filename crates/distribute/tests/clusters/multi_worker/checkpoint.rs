@@ -55,7 +55,7 @@ fn ckpt_only_the_chief_writes_the_checkpoint_that_all_workers_save_and_restore()
         let model = model(strategy, 7.)?;
         strategy.run((), |_, ()| Ok(()))?;
         assert_eq!(strategy.is_chief(), chief(strategy));
-        // Other workers' folders may be elsewhere: nothing is written there, which is told.
+        // On other workers the folder may be another one: nothing is written there, and a warning says so.
         let path = if chief(strategy) { saved.clone() } else { PathBuf::from("/nowhere/at/all") };
         let parts = Checkpoint::new().part("model", &model.variables).part("steps", strategy);
         let told = warnings(|| parts.metadata("epoch", 4).save(path))?;
@@ -306,7 +306,7 @@ fn weights_alone_are_written_by_the_chief_and_compared_by_all() {
         let alone = model.variables.load(&mine).unwrap_err().to_string();
         model.variables.load(&shared)?;
         let loaded = value(&model)?;
-        // Another file on the other worker.
+        // The file of the other worker has other values.
         strategy.run((), |_, ()| Ok(()))?;
         if worker == 1 {
             let one = MirroredStrategy::cpus(1)?;

@@ -116,7 +116,7 @@ fn masks_of_dropout_equal_those_of_one_process() {
             })?;
             all.push(masks.into_values());
         }
-        // By replica, so that those of the workers follow each other.
+        // Grouped by replica, so that the replicas of the workers follow each other.
         Ok((0..strategy.world().replicas())
             .map(|local| all.iter().map(|masks| masks[local].clone()).collect::<Vec<_>>())
             .collect())

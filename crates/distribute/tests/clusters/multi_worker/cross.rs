@@ -24,7 +24,7 @@ fn each(strategy: &Strategy, value: impl Fn(usize) -> Leaf) -> Result<PerReplica
 fn dense_values_are_reduced_over_the_replicas_of_all_workers() {
     same_as_one_process(|strategy| {
         let mut all = Vec::new();
-        // In one call each, whatever the machine has to do besides; the three of one length are LARGE together.
+        // In a single call for all dtypes, which saves time. The long vectors have more than 64 KiB together.
         for lens in [&[0, 1, 7][..], &[LARGE / 4 + 11, 3]] {
             for op in OPS {
                 let of = |id| {
@@ -70,12 +70,12 @@ fn axes_count_the_elements_of_all_workers() {
         let mut all = Vec::new();
         for dtype in [DType::F32, DType::I32] {
             for op in OPS {
-                // Of some replicas nothing.
+                // Some replicas have no elements.
                 let uneven = each(strategy, |id| vector(dtype, id, (id * 5) % 4).into())?;
                 all.push(bits(strategy.reduce(op, uneven, 0)?));
                 let matrix = |id| vector(dtype, id, 6 * (id + 1)).reshape([id + 1, 3, 2]).unwrap().into();
                 all.push(bits(strategy.reduce(op, each(strategy, matrix)?, [0, -1])?));
-                // A value that is not distributed is that of every replica.
+                // A value that is not distributed counts once for each replica.
                 all.push(bits(strategy.reduce(op, vector(dtype, 3, 5), 0)?));
             }
         }
@@ -183,7 +183,7 @@ fn a_plain_value_is_reduced_over_workers() {
                 let total = strategy.reduce(ReduceOp::Sum, 2f32, None)?;
                 let to = strategy.reduce_to(ReduceOp::Sum, number(worker, 1), "cpu:0")?.into_inner();
                 let mean = strategy.reduce(ReduceOp::Mean, number(worker, 1), None)?;
-                // Of equal values it is the value, whatever it is.
+                // The mean of equal values is the value, for any type.
                 assert_eq!(strategy.reduce(ReduceOp::Mean, 0.1f32 + 0.2, None)?, 0.1f32 + 0.2);
                 assert_eq!(strategy.reduce(ReduceOp::Mean, 5i32, None)?, 5);
                 assert_eq!(strategy.reduce(ReduceOp::Mean, "same".to_string(), None)?, "same");
@@ -235,7 +235,7 @@ fn merge_functions_of_all_workers_call_reduce_to_together() {
             strategy.run((), |ctx, ()| {
                 let mine = vector(DType::F32, ctx.replica_id_in_sync_group(), 5);
                 ctx.merge_call(mine, |strategy, gradients| {
-                    // Of this worker alone.
+                    // The values are those of the replicas of this worker.
                     assert_eq!(gradients.len(), strategy.world().replicas());
                     let total = strategy.reduce_to(ReduceOp::Mean, &gradients, &weight)?;
                     strategy.update(&weight, total, |weight, total| weight.assign_sub(total))?;
@@ -288,7 +288,7 @@ fn another_call_is_one_error_on_all_workers() {
         }
     });
     assert!(text.contains("gather (axis 0 of float32[*])") && text.contains("reduce SUM"), "{text}");
-    // One has a part of each replica, the other a value of its own.
+    // One worker passes a value for each replica, the other a single value.
     let text = one_message(2, 2, |strategy| {
         let one = HostTensor::vector(vec![1f32]);
         match strategy.world().worker() {

@@ -102,7 +102,7 @@ fn one_bit_of_one_variable_of_one_worker_is_found_within_100_steps_and_named_on_
                 if strategy.world().worker() == culprit {
                     let all = model.variables.trainable()?;
                     let (_, variable) = all.into_iter().find(|(variable, _)| variable == name).unwrap();
-                    // One that no step rounds away.
+                    // Bit 20 is large enough that a step does not round the difference away.
                     flip(&variable, case, 20)?;
                 }
                 let (number, error) = until_refused(&step);
@@ -144,7 +144,7 @@ fn each_flipped_bit_is_detected_and_training_continues_after_its_repair() {
             assert!(
                 matches!(&error, Error::Drift { variable, workers, .. } if variable == name && workers == &[2])
             );
-            // It is found as long as it is there.
+            // The error is returned until the difference is removed.
             assert_eq!(nothing(strategy).unwrap_err().to_string(), error.to_string());
             flip()?;
             (0..100).try_for_each(|_| nothing(strategy))?;
@@ -184,7 +184,7 @@ fn variables_of_any_dtype_are_compared_including_those_written_between_steps() {
             let seen = Variable::new("seen", HostTensor::vector(vec![0i8; 3]))?;
             Ok((seen, Variable::new("words", HostTensor::vector(vec![b"one".to_vec(), b"two".to_vec()]))?))
         })?;
-        // The same on all.
+        // All workers assign the same value.
         seen.assign(HostTensor::vector(vec![1i8, 2, 3]))?;
         (0..100).try_for_each(|_| nothing(strategy))?;
         if strategy.world().worker() == 0 {

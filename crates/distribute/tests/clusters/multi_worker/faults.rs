@@ -70,7 +70,7 @@ fn after_any_fault_of_one_replica_all_workers_get_one_message_and_the_next_step_
                     if matches!(wrong, Wrong::Fails | Wrong::Panics) { workers - 1 } else { errors.len() };
                 let first = blame(&errors[0]);
                 assert_eq!(first.fault, fault, "{first}");
-                // Of two, nobody knows who is right.
+                // If one of two replicas differs, the culprit is unknown.
                 if !(fault == Fault::Mismatch && workers * replicas == 2) {
                     assert_eq!(first.culprits, [culprit], "{wrong:?}: {first}");
                 }
@@ -94,7 +94,7 @@ fn a_merge_function_that_fails_alone_gives_all_one_message_and_the_step_continue
                     }
                     strategy.reduce_to(ReduceOp::Sum, ones, "cpu:0")
                 });
-                // Handled: this call and the next step are made by all.
+                // All replicas have handled the error, so they make this call and the next step.
                 assert_eq!(ctx.all_reduce(ReduceOp::Sum, 1f32)?, 6.);
                 Ok(merged.map(drop).unwrap_err().to_string())
             })?;

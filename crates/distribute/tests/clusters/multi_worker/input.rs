@@ -189,7 +189,7 @@ fn dist_13_a_shuffle_has_the_same_order_on_every_worker_and_another_in_every_epo
     let data = || Dataset::range(40).shuffle(16, 7).repeat(2).batch(8);
     let each = on_workers(2, 1, move |strategy| {
         let batches = strategy.distribute_dataset(data())?;
-        // Whatever else draws numbers in the process of one of them.
+        // Random numbers that one process draws elsewhere do not change the order.
         let other = Dataset::range(strategy.world().worker() as i64 * 5).shuffle(5, 7);
         other.iter().for_each(|element| assert!(element.is_ok()));
         [(); 2].into_iter().map(|()| steps(&batches)).collect::<Result<Vec<_>>>()
@@ -276,7 +276,7 @@ fn datasets_of_a_function_end_together_under_each_end() {
             let count = match ends {
                 UnevenEnds::PadEmpty => (0..workers).map(|worker| elements(worker).div_ceil(replicas)).max(),
                 UnevenEnds::StopAll => (0..workers).map(|worker| elements(worker) / replicas).min(),
-                // Nor is a batch taken that is shorter than in the first step.
+                // A batch that is shorter than in the first step is not used.
                 _ => (0..workers).map(|worker| sizes[worker] as usize / 2 / replicas).min(),
             };
             let steps = all_workers(&all);

@@ -39,7 +39,7 @@ fn on_read_variables_are_read_as_the_aggregate_of_all_workers() {
                 })?;
                 all.push(bits(seen.read::<Leaf>()?));
                 assert_eq!(inside.values()[0], all[all.len() - 1]);
-                // RED-9: whatever its own aggregation.
+                // RED-9: the aggregation of the variable plays no part.
                 all.push(bits(strategy.reduce(ReduceOp::Sum, &seen, None)?));
             }
         }
@@ -194,14 +194,14 @@ fn a_read_that_not_all_workers_make_is_an_error_at_the_deadline() {
             let seen = strategy.scope(|| new.create())?;
             let error = match strategy.world().worker() {
                 0 => seen.read::<f32>().unwrap_err(),
-                // Meets the others' verdict, whenever it comes.
+                // This worker gets the error of the others in one of its next calls.
                 _ => loop {
                     if let Err(error) = strategy.reduce(ReduceOp::Sum, 1f32, None) {
                         break error;
                     }
                 },
             };
-            // Everybody is there again.
+            // After the error, a call of all workers succeeds.
             assert_eq!(seen.read::<f32>()?, 0.);
             Ok(error.to_string())
         });

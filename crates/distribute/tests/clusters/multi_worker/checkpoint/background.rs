@@ -20,7 +20,7 @@ fn workers_train_while_the_chief_saves() {
         let optimizer = Adam::new(&model.variables, 0.5)?;
         let manager = CheckpointManager::new(&path)?;
         let (gate, permit) = Gate::new();
-        // Its name is the last: the variables are copied, and nothing is written.
+        // The gate has the last name: when it is reached, the variables are copied and nothing is written yet.
         let parts = Checkpoint::new().part("model", &model.variables).part("steps", strategy);
         let parts = parts.part("optimizer", &optimizer);
         let saving = parts.clone().part("z", &gate).save_async(&manager)?;
@@ -56,11 +56,11 @@ fn a_failure_on_the_chief_is_the_error_of_all_by_the_handle_or_the_next_save() {
             Ok::<_, Error>(saving)
         };
         let waited = fail()?.wait(LIMIT).unwrap_err();
-        // It was reported.
+        // `wait` has reported the failure, so the next save does not.
         let first = parts.save_to(&manager)?;
         drop(fail()?);
         let next = parts.save_async(&manager).unwrap_err();
-        // That one has begun, and the next one waits for it.
+        // The save that returned the earlier error was made nevertheless; the next one waits for it.
         let third = parts.save_to(&manager)?;
         let names = [first, third].map(|path| path.file_name().unwrap().to_string_lossy().into_owned());
         assert_eq!(names, ["ckpt-000001", "ckpt-000003"]);

@@ -103,7 +103,7 @@ fn a_lost_worker_does_not_end_the_save_of_the_chief() {
         let error = on_breaking_links(
             |strategy| save(strategy, &gate, &|| ()),
             |strategy, left| {
-                // The first call is whether all can be saved; the second one waits for the chief.
+                // The first call compares whether all workers can save; the second one waits for the chief.
                 drop(save(strategy, &Gate::new().0, &|| left.store(2, Ordering::Relaxed))?);
                 permit.send(Ok(())).unwrap();
                 Ok(())

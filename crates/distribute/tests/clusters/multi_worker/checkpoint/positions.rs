@@ -94,7 +94,7 @@ fn a_pass_saved_by_some_workers_resumes_with_others_with_every_element_once() {
                 ids
             };
             assert_eq!(sorted(seen), sorted(whole), "{policy}: {before:?}, then {after:?}");
-            // The next pass is the next epoch's, and whole.
+            // The next pass is a complete one, of the next epoch.
             let next = rest(make, policy, after, Some(&path("third")), usize::MAX, &path("fourth"));
             assert_eq!(sorted(next), sorted(rest(make, policy, (1, 1), None, usize::MAX, &path("again"))));
         }
@@ -111,7 +111,7 @@ fn a_pass_of_two_workers_stopped_anywhere_resumes_with_three() {
             let mut seen = rest(from_memory, AutoShardPolicy::Auto, before, None, stop, &path("first"));
             assert_eq!(seen.len(), (5 * stop).min(47));
             let from = Some(path("first"));
-            // At the end of a pass, the next one is another epoch's: of that, nothing.
+            // If the checkpoint was saved at the end of a pass, nothing of that epoch is left.
             let left = if stop == 10 { 0 } else { usize::MAX };
             seen.extend(rest(
                 from_memory,

@@ -19,7 +19,7 @@ fn iter_2_a_step_that_one_worker_cannot_fill_is_an_error_on_all() {
         Ok(error)
     });
     one_message(&taken, &["only 2 of 4 replicas have data for step 1", "no empty batch can be made"]);
-    // Where all are at the end together, that is an end as any other.
+    // If all workers end at the same step, this is a regular end.
     let counts = on_workers(2, 1, |strategy| {
         let data = strategy.distribute_datasets_from_function(|_| Ok(Dataset::range(3)))?;
         data.iter().map(|step| step.map(drop)).collect::<Result<Vec<_>>>().map(|steps| steps.len())
@@ -134,8 +134,8 @@ fn workers_with_other_files_are_refused_before_the_first_step() {
         refused(policy, [file("e/a", "7\n"), file("e/b", "2\n")], &[other, " on worker 1, but of checksum "]);
         refused(policy, [file("d/b", "2\n"), file("d/a", "1\n")], &["file 0 is 'd/b' on worker 1"]);
     }
-    // Copies are in a folder of each worker's own, and where each reads everything for itself, it may have files of its
-    // own.
+    // Each worker may have its copies in another folder. With `Off`, each worker reads all of its files, which
+    // may differ.
     for (policy, folders) in
         [(AutoShardPolicy::Auto, ["x", "/scratch/y"]), (AutoShardPolicy::Off, ["x/1", "x/2"])]
     {

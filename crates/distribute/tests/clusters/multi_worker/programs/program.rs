@@ -111,7 +111,7 @@ impl Program {
         };
         loop {
             let acts: Vec<Act> = (0..1 + random.below(5)).map(|_| Act::random(random)).collect();
-            // Of one worker there may be nothing in which anybody waits.
+            // With one worker, no one may wait in any of these calls, so that no fault is possible.
             if let Some(fault) = Fault::random(random, workers, replicas, &acts) {
                 return Self { workers, replicas, acts, fault };
             }
@@ -149,7 +149,7 @@ impl Act {
     /// Returns whether workers could confuse the two acts.
     fn is_like(&self, other: &Act) -> bool {
         match (self, other) {
-            // The next step of all workers, whatever its replicas do.
+            // For the other workers, both are the next step, whatever calls the replicas make.
             (Act::Run(_), Act::Run(_)) | (Act::Gather(_), Act::Gather(_)) => true,
             // A checkpoint begins with a read of the same variable.
             (Act::Read, Act::Save) | (Act::Save, Act::Read) => true,
@@ -239,14 +239,14 @@ impl Kind {
             _ => Wrong::Late,
         };
         let fits = match wrong {
-            // What a merge function of one worker makes of other values is no call of several members.
+            // With one worker, calls in a merge function have no other members, so they cannot differ.
             Wrong::Shape | Wrong::DType => {
                 matches!(call, Call::Reduce(_) | Call::Gather(_)) || *call == Call::Merge && workers > 1
             }
             Wrong::Backward { .. } => matches!(call, Call::Minimize { .. }),
             _ => true,
         };
-        // Those that wait for a deadline cost time.
+        // Fewer of these, because each waits for a deadline.
         let fits = fits && (wrong != Wrong::Late || random.below(2) == 0);
         fits.then_some(Kind::Replica(at, wrong))
     }
@@ -273,7 +273,7 @@ impl Kind {
             _ => true,
         };
         let fits = fits && (mistake != Mistake::Late || random.below(3) == 0);
-        // Of one worker nobody waits for another.
+        // With one worker, no worker waits for another.
         (fits && workers > 1).then_some(Kind::Worker(mistake))
     }
 }

@@ -32,7 +32,7 @@ impl Program {
         let culprit = self.culprit();
         let others: Vec<&Told> = told.iter().filter(|told| told.worker != culprit).collect();
         let its = told.iter().find(|told| told.worker == culprit);
-        // Of one worker there are no others.
+        // With one worker, there are no others.
         let first = others.first().copied().or(its).ok_or("nobody was told anything")?;
         let text = first.text().ok_or_else(|| format!("worker {} went on", first.worker))?;
         for told in &others {
@@ -86,7 +86,7 @@ impl Program {
     fn names_the_culprit(&self, told: &Told) -> Result<(), String> {
         let Fault { replica, kind, .. } = &self.fault;
         let Some(blame) = told.blame() else {
-            // Told by the worker itself, in what all of them do together.
+            // In a call that all workers make, the culprit itself reports its failure.
             let text = told.text().unwrap_or_default();
             let named =
                 text.contains(&format!("worker {} failed: ", self.culprit())) && text.contains("planted");
@@ -100,11 +100,11 @@ impl Program {
             }
             Kind::Worker(_) => (all_of_it.clone(), self.workers),
         };
-        // Of two that differ, nobody can say which is wrong.
+        // If one of two replicas differs, the culprit is unknown.
         let tie = blame.fault == What::Mismatch && of == 2;
         let exact = blame.culprits == expected;
-        // Where the others' deadline passes before that of its own worker, they know of no replica that it has not
-        // come.
+        // If the deadline of the others passes before that on its worker, they have not received the calls of any
+        // replica of this worker, and name all of them.
         let late =
             blame.fault == What::TimedOut && blame.culprits.iter().all(|replica| all_of_it.contains(replica));
         let named = expected.iter().all(|replica| blame.culprits.contains(replica));
@@ -133,7 +133,7 @@ impl Program {
         match &self.fault.kind {
             Kind::Replica(_, Wrong::Returns) => &[What::Returned],
             Kind::Replica(_, Wrong::Fails | Wrong::Panics | Wrong::Backward { .. }) => &[What::Failed],
-            // Those after it may be like it: then it is through too early.
+            // The following calls may be equal to the missing one: then the replica returns before the others.
             Kind::Replica(_, Wrong::Missing) => &[What::Mismatch, What::Returned],
             Kind::Replica(_, Wrong::Late) | Kind::Worker(Mistake::Late) => &[What::TimedOut],
             Kind::Replica(..) | Kind::Worker(Mistake::Other(_) | Mistake::Shape | Mistake::DType) => {

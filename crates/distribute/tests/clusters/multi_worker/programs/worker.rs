@@ -94,7 +94,7 @@ impl<'a> Worker<'a> {
         folder: PathBuf,
     ) -> Result<Self> {
         let model = strategy.replicate(|vb: VarBuilder| linear(2, 1, vb.pp("fc")))?;
-        // An error in a step that was not begun leaves the state as it was, also where the workers share it.
+        // An error in a step that has not begun does not change the state. For odd numbers of workers, it is sharded.
         let optimizer = Sgd::new(&model.variables, 0.01)?;
         let optimizer = if program.workers % 2 == 1 { optimizer.shard_state()? } else { optimizer };
         let zeros = |len: usize| HostTensor::vector(vec![0i64; len]);
@@ -328,7 +328,7 @@ impl Kit<'_> {
             }
             Call::Minimize { collective } => {
                 if !collective && wrong.is_none() && id > 0 && salt % 2 == 0 {
-                    // The rest of the replicas has examples.
+                    // The other replicas have examples.
                     return self.optimizer.skip(ctx).map(drop);
                 }
                 let x = Tensor::new(&[[1f32, id as f32 / 10.]], &Device::Cpu)?;
