@@ -197,7 +197,7 @@ fn a_loss_that_is_no_scalar_or_no_mean_of_anything() {
         invalid(shaped, &["shape [1, 2]", "scalar"]);
         let none = strategy.run(&model, |ctx, model| optimizer.minimize(ctx, model.weight().sum_all()?, 0));
         invalid(none, &["no replica has an example"]);
-        // Said once, not once for each layer that passed it on.
+        // The text names the operation once, not once for each layer.
         let error = strategy.run((), |ctx, ()| optimizer.skip(ctx)).unwrap_err();
         assert_eq!(error.root_cause().to_string().matches("skip:").count(), 1, "{error}");
         assert_eq!((model.variables.sha256().unwrap(), optimizer.finished_steps()), (before, 0));
@@ -269,7 +269,7 @@ fn files_that_cannot_be_loaded_change_nothing_and_are_named() {
         assert_eq!(model.variables.sha256().unwrap(), before);
         error
     };
-    // Cut anywhere, it is a file that cannot be read; so is one with other bytes in its header.
+    // A file that is cut anywhere cannot be read, nor can one with changed bytes in its header.
     for len in 0..bytes.len() {
         assert!(matches!(load(&bytes[..len]), Error::Candle(_)), "cut at {len}");
     }
@@ -299,7 +299,7 @@ fn files_that_cannot_be_loaded_change_nothing_and_are_named() {
         assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
         assert!(error.to_string().contains(&format!("is not a safetensors file: it is {is}")), "{error}");
     }
-    // The bias would fit and comes first: it must not have been set.
+    // The bias has the right shape and comes first, but must not be set.
     let one = Tensor::ones(1, DType::F32, &Device::Cpu).unwrap();
     let shape = load(&save(&[("bias", one.clone()), ("weight", twos.t().unwrap().contiguous().unwrap())]))
         .to_string();
@@ -315,7 +315,7 @@ fn files_that_cannot_be_loaded_change_nothing_and_are_named() {
     let nowhere = scratch.0.join("no").join("where.safetensors");
     assert!(model.variables.save(&nowhere).unwrap_err().to_string().contains("where.safetensors"));
 
-    // A whole one brings the weights back; names that the model has not are ignored.
+    // An intact file restores the weights. Names that the model does not have are ignored.
     model.variables.load(&good).unwrap();
     assert_eq!(model.variables.sha256().unwrap(), saved);
     std::fs::write(&file, save(&[("bias", bias), ("weight", twos.clone()), ("other", twos)])).unwrap();

@@ -69,7 +69,7 @@ fn ckpt_4_saved_on_some_shards_and_restored_on_any_others() {
         let expected = expected.unwrap();
         for to in COUNTS {
             for from in COUNTS {
-                // Other values, and one step made: whatever is not restored differs.
+                // The model has other values, and may have made a step: values that are not restored differ.
                 let training = Training::new(of(to), Adam::default(), 8);
                 if from % 2 == 0 {
                     train(&training.strategy, &training.model, &training.optimizer, 0..1);

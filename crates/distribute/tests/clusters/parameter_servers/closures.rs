@@ -120,7 +120,7 @@ fn trained<R: Rule + Copy>(rule: R, staleness: usize, seed: u64) {
             let servers = worker.strategy.extended().parameter_servers().unwrap();
             let running = servers.run_closure(origin(job, closure)).unwrap();
             worker.work(closure, random.below(OPERATIONS as usize + 1) as u64).unwrap();
-            // It is lost, and whoever comes in its place begins anew.
+            // The attempt is lost, and another one begins from the start.
             drop(running);
         }
         let worker = &workers[random.below(3)];
@@ -235,7 +235,7 @@ fn a_replaced_worker_gets_an_error_and_changes_nothing() {
         assert_eq!(of_chief.state(), state);
         work(second, 0, 0).unwrap();
         assert_ne!(of_chief.state(), state);
-        // Without a closure, changes are of no job.
+        // Changes outside a closure belong to no job.
         worker.work(1, 2).unwrap();
         let other = worker.counted.assign(HostTensor::vector(vec![0i64])).unwrap_err();
         assert!(!is_stale(&other), "{other}");

@@ -64,7 +64,7 @@ fn a_worker_waits_for_the_coordinators_variables() {
             found.assign_add(numbers(5)).unwrap();
             assert_eq!(whole.gather(&[4]).unwrap(), HostTensor::vector(vec![8i64]));
         });
-        // What is known to be there is not asked for again.
+        // A worker does not request the list again for variables that it contains.
         let chief = task(Job::Chief.task(0), &channels);
         let _made = ["w", "a", "b"].map(|name| make(&chief, name).unwrap());
         log.take();
@@ -113,7 +113,7 @@ fn a_coordinator_reports_the_restored_variables_and_a_missing_half_of_one() {
         let chief = || task(Job::Chief.task(0), &channels);
         let before = log_of(|| {
             let first = chief();
-            // An attempt that fails on one server is no training before.
+            // An attempt that fails on one server does not count as an earlier training.
             *lost.down.lock().unwrap() = Some("ps 1".into());
             make(&first, "a").unwrap_err();
             *lost.down.lock().unwrap() = None;

@@ -165,7 +165,7 @@ fn ckpt_4_ids_saved_on_some_servers_are_restored_on_any_others() {
         let expected = expected.unwrap();
         for to in COUNTS {
             for from in COUNTS {
-                // Other values and other ids: whatever is not restored, or not removed, differs.
+                // The model has other values and other ids: rows that are not restored, or not removed, differ.
                 let training = Training::on(to, 8);
                 if from % 2 == 0 {
                     train(
@@ -260,7 +260,7 @@ fn a_table_of_ids_has_no_complete_value_and_operations_that_need_one_fail() {
         refused(optimizer().before_reduce(Transform::each(|_, gradient| Ok(gradient))).unwrap_err());
         let adagrad = distribute::optimizer::Adagrad::new(&model.variables, 0.1).unwrap();
         refused(adagrad.slot("words.weight", "accum").unwrap_err());
-        // A rule that moves rows without a gradient cannot be that of a table of any id.
+        // A rule that moves rows without a gradient is refused for a table of any id.
         let adam = distribute::Adam::new(&model.variables, 0.1).unwrap();
         let run = strategy.run(&model, |ctx, net| adam.minimize(ctx, net.loss(|i| i as i64, 2, 0)?, 2));
         let text = run.unwrap_err().to_string();

@@ -74,10 +74,10 @@ fn servers_restarted_without_tables_or_rules_are_repaired_or_named() {
             let ask = |request| channels[0].start(request, Duration::from_secs(60)).unwrap().wait().unwrap();
             step().unwrap();
             model.variables.get("w").unwrap();
-            // Another chief has made it anew.
+            // Another chief has created the table again.
             ask(Request::Remove { table: "w".into() });
             ask(Request::Create(TableSpec::values("w", HostTensor::vector(vec![5f32, 5.]))));
-            // It is told the rule, and given the gradient again, in the middle of the step.
+            // During the step, the new table receives the rule, and the gradient once more.
             step().unwrap();
             assert_eq!(model.variables.get("w").unwrap().to_vec1::<f32>().unwrap(), [4., 4.]);
             ask(Request::Remove { table: "w".into() });
@@ -111,7 +111,7 @@ fn two_runs_at_once_are_refused() {
         });
         let text = run.unwrap().into_values().remove(0);
         assert!(text.contains("in progress on another thread"), "{text}");
-        // One inside of a merge function goes on with the values of its step.
+        // A run in a merge function uses the values of its step.
         let run = strategy.run(&model, |ctx, _| {
             ctx.merge_call((), |strategy, _| strategy.run((), |_, ()| Ok(5)).map(|five| five.values()[0]))
         });

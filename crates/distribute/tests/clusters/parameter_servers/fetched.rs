@@ -88,7 +88,7 @@ fn a_write_during_pending_updates_is_the_value_of_the_next_step() {
         let row = HostTensor::vector(vec![9f32]);
         v.scatter_update(IndexedSlices::new(row, HostTensor::vector(vec![1i64]), None).unwrap()).unwrap();
         assert_eq!(step(), [4., 9.]);
-        // In a step, too, behind its own update.
+        // Also in a step, after its own update.
         let run = strategy.run(&model, |ctx, w| {
             optimizer.minimize(ctx, w.sum_all()?, 1)?;
             ctx.merge_call((), |_, _| v.assign(of(2.)))
@@ -101,7 +101,7 @@ fn a_write_during_pending_updates_is_the_value_of_the_next_step() {
         step();
         saved().restore(folder.path().join("saved")).unwrap();
         assert_eq!(step(), [1.; 2]);
-        // What others have changed is seen by one who sends nothing.
+        // A program that sends nothing receives the changes of others.
         let evaluate =
             || strategy.run(&model, |_, w| Ok(w.to_vec1::<f32>()?)).unwrap().into_values().remove(0);
         evaluate();
@@ -125,7 +125,7 @@ fn saves_and_reads_wait_for_pending_updates() {
         }] {
             step().unwrap();
             v.read::<Tensor>().unwrap();
-            // Nobody waits for its gradients yet, which are lost.
+            // The gradients of this step are lost, but no call waits for them yet.
             *log.lost.lock().unwrap() = Some("push");
             step().unwrap();
             *log.lost.lock().unwrap() = None;
@@ -157,7 +157,7 @@ fn a_step_with_acknowledged_gradients_counts_though_the_next_fetch_failed() {
             let now = strategy.run(&model, |_, w| Ok(w.to_vec1::<f32>()?[0])).unwrap().into_values();
             let made = optimizer.finished_steps() as f32;
             assert_eq!(now, [64. - made], "staleness {staleness}");
-            // In one run a second update has nothing to compute with.
+            // In one run, a second update has no values for its computation.
             if staleness == 0 {
                 let twice = strategy.run(&model, |ctx, w| {
                     *log.lost.lock().unwrap() = Some("read");

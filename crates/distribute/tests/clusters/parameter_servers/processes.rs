@@ -142,7 +142,7 @@ fn a_training_is_refused_on_other_servers_and_resumed_on_its_own() {
         std::fs::remove_dir_all(at("ps-1")).unwrap();
         std::fs::rename(at("away"), at("ps-1")).unwrap();
         servers.restart(servers.server(1));
-        // With all that it had, it is resumed.
+        // With all folders, the training is resumed.
         make(&strategy_of(&servers, 2)).unwrap();
         drop((strategy, servers));
         for (count, number) in [(1, "1"), (3, "3")] {
@@ -150,7 +150,7 @@ fn a_training_is_refused_on_other_servers_and_resumed_on_its_own() {
             let text = refused(&others, 2);
             assert!(text.contains(&format!("are on 2 servers, and this cluster has {number}")), "{text}");
         }
-        // Of two servers, each with the other's folder.
+        // Each of two servers has the folder of the other.
         std::fs::rename(at("ps-0"), at("away")).unwrap();
         std::fs::rename(at("ps-1"), at("ps-0")).unwrap();
         std::fs::rename(at("away"), at("ps-1")).unwrap();
@@ -216,7 +216,7 @@ fn under_load(test: &'static str, kills: usize, seed: u64, replicas: bool) -> Ve
                 }
                 let gone = Stopwatch::start();
                 servers.restart(servers.server(number));
-                // The first may have been made before.
+                // The first of two steps may have been made before the restart.
                 progress(2);
                 away.push(gone.elapsed());
             }

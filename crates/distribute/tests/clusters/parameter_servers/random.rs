@@ -20,7 +20,7 @@ enum Op {
 }
 
 fn ops() -> BoxedStrategy<Op> {
-    // Some are no rows.
+    // Some ids are outside the table.
     let ids = || prop::collection::vec(prop_oneof![9 => 0..ROWS as i64, 1 => -2i64..9], 0..6);
     let number = || prop::option::of(-9i64..9);
     let index = prop_oneof![
@@ -56,7 +56,7 @@ fn run(op: &Op, variable: &Variable, dtype: DType) -> (Option<HostTensor>, HostT
         }
         Op::Scatter(how, ids) => {
             let rows = IndexedSlices::new(numbers(ids.len(), 1), HostTensor::vector(ids.clone()), None);
-            // What is below 0 is no index of anything.
+            // A negative index is refused.
             let Ok(rows) = rows else { return (None, variable.read().unwrap()) };
             done(match how {
                 0 => variable.scatter_add(rows),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 /// Prints the number of shards of a variable of 1 MB, for several minimum sizes of a shard.
 fn in_the_process(part: &str) {
-    // The first of its process, to which the addresses belong.
+    // The cluster is the first of its process, so it has the addresses in the environment.
     let _cluster = LocalCluster::new(2, 3).unwrap();
     if part == "without" {
         let error = runner::parameter_server_strategy_from_env(None).unwrap_err();
@@ -49,7 +49,7 @@ fn gnn_1_the_runner_partitions_over_all_servers_of_tf_config() {
         for line in ["None: 3", "Some(1): 3", "Some(600000): 2"] {
             assert!(with.contains(line), "{with}");
         }
-        // Before anything else is looked at: the chief is not among the tasks either.
+        // This is checked first: the cluster also has no task for the chief.
         let without = of("without", "");
         assert!(without.contains("no job \"ps\""), "{without}");
     });

@@ -88,7 +88,7 @@ fn over_sockets_weights_and_slots_are_bit_identical_to_one_device() {
 fn stale_values_are_the_same_over_sockets() {
     watched(|| {
         for staleness in [1, 2] {
-            // Of tables whose rows are fetched when they are asked for, all updates are there.
+            // For tables whose rows are requested when they are looked up, all updates have been made.
             let (over, here) = (on_servers(true, 2, staleness, Sgd), on_servers(false, 2, staleness, Sgd));
             assert_eq!(over, here, "staleness {staleness}");
         }

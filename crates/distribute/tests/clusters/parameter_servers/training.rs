@@ -177,7 +177,7 @@ fn a_table_that_is_also_used_completely_is_fetched_completely() {
             let ids = Tensor::new(&[3u32, 22, 3], &Device::Cpu).unwrap();
             for _ in 0..4 {
                 let run = strategy.run(&model, |ctx, Tied(words)| {
-                    // All of them ask for the whole at once, and none computes with what isn't there yet.
+                    // All replicas request the complete table at the same time, and wait for it before they compute.
                     ctx.all_reduce(ReduceOp::Sum, 1f32)?;
                     let logits = words.forward(&ids)?.matmul(&words.embeddings().t()?)?;
                     optimizer.minimize(ctx, nn::loss::cross_entropy(&logits, &ids)?, 3)
@@ -221,7 +221,7 @@ fn several_workers_train_one_model_without_waiting_for_each_other() {
                 });
             }
         });
-        // What both have learned is the coordinator's, too.
+        // The coordinator's model has the updates of both workers.
         assert_ne!(whole.variables.sha256().unwrap(), before);
         let losses = chief.run(&whole, |_, model| Ok(model.loss(5, 0)?.to_scalar::<f32>()?)).unwrap();
         assert!(losses.values()[0] < 0.5, "{losses:?}");
@@ -268,7 +268,7 @@ fn a_model_built_per_thread_trains_like_a_shared_one() {
         let shared = steps(&strategy, &model.variables, &|optimizer, number| {
             strategy.run(&model, |ctx, model| optimizer.minimize(ctx, model.loss(5, number)?, 5)).unwrap();
         });
-        // Its tables are asked for inside of the first step, by threads that have built no model.
+        // Tables are requested in the first step, by threads that have not built a model.
         let strategy = two_replicas();
         let model = strategy.replicate_seeded(7, |vb| nn::per_thread(vb, Net::new)).unwrap();
         let built = steps(&strategy, &model.variables, &|optimizer, number| {

@@ -109,7 +109,7 @@ fn values_that_have_not_changed_are_not_sent_again() {
         let model = strategy.replicate(Net::new).unwrap();
         let sent =
             |log: &Log| log.answers().iter().filter(|answer| matches!(answer, Response::Value(_))).count();
-        // All but the two tables of which rows are fetched: when they were made.
+        // Values were received at creation, except those of the two tables whose rows are requested.
         assert_eq!(sent(&log), 5);
         strategy.run(&model, |_, model| Ok(model.loss(4, 0)?.to_scalar::<f32>()?)).unwrap();
         assert_eq!(sent(&log), 0);
@@ -120,7 +120,7 @@ fn values_that_have_not_changed_are_not_sent_again() {
         log.take();
         strategy.run(&model, |_, model| Ok(model.loss(4, 0)?.to_scalar::<f32>()?)).unwrap();
         assert_eq!(sent(&log), 0);
-        // Small questions go together.
+        // Small requests share a message.
         let messages = log
             .asked
             .lock()
@@ -155,9 +155,9 @@ fn a_step_computes_with_values_of_bounded_staleness() {
                 assert_eq!(seen[step], stale, "staleness {staleness}, step {step}");
                 values.push(values[step] - 0.5 * stale);
             }
-            // Whoever reads waits for all of them.
+            // A read waits for all of them.
             assert_eq!(model.variables.get("w").unwrap().to_vec1::<f32>().unwrap(), values[8..]);
-            // What is under way keeps neither the strategy nor its channels alive.
+            // Requests in flight keep neither the strategy nor its channels alive.
             strategy.run(&model, |ctx, w| optimizer.minimize(ctx, w.sum_all()?, 1)).unwrap();
             let channels = Arc::downgrade(&log);
             drop((strategy, model, optimizer, log));
@@ -189,12 +189,12 @@ fn a_step_does_not_wait_for_the_previous_gradients_and_reports_their_failure() {
         step().unwrap();
         step().unwrap();
         *log.down.lock().unwrap() = Some("ps 1".into());
-        // Its gradients are lost, and nobody waits for them yet.
+        // The gradients of this step are lost, but no call waits for them yet.
         step().unwrap();
         let error = step().unwrap_err();
         assert!(error.to_string().contains("ps 1") && error.to_string().contains("push"), "{error}");
         *log.down.lock().unwrap() = None;
-        // That of the step itself, whose gradients were sent to one of the two.
+        // This is the error of the last step, whose gradients were sent to only one of the two servers.
         assert!(dense.variables.get("weight").unwrap_err().to_string().contains("ps 1"));
         dense.variables.get("weight").unwrap();
         step().unwrap();

@@ -38,7 +38,7 @@ fn shard_4_shards_have_separate_names_rows_and_devices() {
         assert!(!whole.is_sharded());
         assert_eq!(whole.read::<HostTensor>().unwrap(), value);
     }
-    // Of variables of one name each has tables of its own.
+    // Each of several variables of one name has its own tables.
     let again = strategy.scope(|| Variable::new("t", numbers(5))).unwrap();
     again.assign_add(numbers(5)).unwrap();
     assert_eq!(table.read::<HostTensor>().unwrap(), numbers(5));
@@ -96,7 +96,7 @@ fn psv_2_values_of_replicas_are_aggregated_and_written_once() {
         let v = ten(VariableAggregation::None);
         let refused = strategy.run((), |_, ()| v.assign_add(1f32)).unwrap_err();
         assert!(matches!(refused.root_cause(), Error::VariableAccess { .. }), "{refused}");
-        // PSV-3: one value, though each replica was to have its own.
+        // PSV-3: the variable has one value, although ON_READ requests one for each replica.
         let v = strategy.scope(|| {
             Variable::builder("v", 10f32)
                 .synchronization(VariableSynchronization::OnRead)
@@ -149,7 +149,7 @@ fn colo_4_a_colocated_variable_is_unsharded_and_on_the_same_server() {
     let (table, slot, shard) = made.unwrap();
     assert_eq!((slot.is_sharded(), slot.devices()), (false, vec![table.shards()[2].device]));
     assert_eq!(shard.devices(), [DeviceName::of_server(1)]);
-    // PLACE-1: it was nobody's turn.
+    // PLACE-1: variables beside others do not count for the order of servers.
     let next = strategy.scope(|| Variable::new("next", 0f32)).unwrap();
     assert_eq!(next.devices(), [DeviceName::of_server(0)]);
     // UPD-8, SV-10: an update is one of all of it.
@@ -198,7 +198,7 @@ fn a_candle_variable_is_computed_with_as_it_is_on_the_servers() {
         let rows = IndexedSlices::new(HostTensor::vector(vec![-1f32]), HostTensor::vector(vec![2i64]), None)
             .unwrap();
         v.scatter_update(rows).unwrap();
-        // A run begins with what is there, and keeps it until it is over.
+        // A run begins with the current values, and keeps them until it ends.
         let run = strategy.run((), |_, ()| {
             let before = v.as_tensor()?.to_vec1::<f32>()?;
             v.assign(Tensor::zeros(3, DType::F32, &Device::Cpu)?)?;

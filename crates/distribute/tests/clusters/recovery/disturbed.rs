@@ -88,7 +88,7 @@ impl Disturbed {
         let worker = self.cell.worker;
         let fault = self.job.now();
         self.job.signal(worker, Signal::STOP);
-        // For the others it goes on, if it is another one that they wait for.
+        // If the others wait for another worker, that worker continues.
         if self.cell.stop_at().0 != worker {
             self.go_on();
         }
@@ -180,7 +180,7 @@ impl Disturbed {
     fn next_step(&mut self, since: Duration) -> Duration {
         let ending = self.cell.when == When::ClosureEnds;
         let text = if ending { "the training resumes after step " } else { STEP };
-        // Who takes another's place at the end has nothing to go on with.
+        // A replacement that starts when the closure has ended has no step to resume.
         let making = (0..WORKERS).filter(|worker| !(ending && *worker == self.cell.worker));
         making.map(|worker| self.job.wait_for_line(worker, text, since).at).max().unwrap()
     }

@@ -113,7 +113,7 @@ impl Program<'_> {
                         (0, TWO, 1) => self.come(&strategy, &[1])?,
                         (0, FOUR, 2) => self.come(&strategy, &[3, 2])?,
                         (1, THREE, 4) if self.end == End::Fails => return Err(Error::other("killed")),
-                        // In the step that begins all hear of it.
+                        // All workers receive this notice when the next step begins.
                         (1, made, 4) if made == THREE - 1 && self.end == End::Leaves => preemption.notify(),
                         _ => {}
                     }
@@ -134,7 +134,7 @@ impl Program<'_> {
                     self.steps.lock().unwrap().insert(made, (ids, workers));
                     if preemption.requested() {
                         leaves = true;
-                        // It has its weights, and is in no world in which it could make a step.
+                        // The worker can read its weights, but belongs to no world, so it cannot make a step.
                         model.variables.sha256()?;
                         let refused = strategy.run((), |_, ()| Ok(())).unwrap_err().to_string();
                         assert!(refused.contains("has left the training"), "{refused}");
@@ -161,7 +161,7 @@ impl Program<'_> {
             3 => Ok(0.),
             _ => ctx.all_reduce(ReduceOp::Sum, 1f32),
         });
-        // For that one the step is made.
+        // The step succeeds only for the worker that makes no call.
         let Err(error) = step else { return assert_eq!(self.place, 3) };
         let error = error.to_string();
         assert!(error.contains("; worker 2 is task worker 3 at 127.0.0.1:"), "{error}");

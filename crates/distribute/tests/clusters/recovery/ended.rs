@@ -50,7 +50,7 @@ fn a_worker_that_arrives_after_the_training_is_notified_by_the_remaining_ones() 
 #[test]
 fn a_late_worker_without_peers_gives_up_after_its_patience() {
     watched(|| {
-        // The chief is awaited by nobody, either, while the others are still there.
+        // This also holds for the chief, even if the others are still running.
         for (lost, gone) in [(2, true), (0, true), (0, false)] {
             let mut job = ended();
             killed(&mut job, lost);
@@ -80,7 +80,7 @@ fn a_worker_that_missed_the_end_is_notified_at_its_next_rendezvous() {
         job.start(1, None);
         job.start(2, Some(Place::Ending));
         job.wait_for_line(2, "at Ending", Duration::ZERO);
-        // It has heard everything else.
+        // It has received everything else.
         job.wait_for_line(1, "through", Duration::ZERO);
         relay.fall_silent_one_way();
         end(&mut job, 2);

@@ -53,7 +53,7 @@ fn a_worker_that_gets_a_notice_leaves_alone_and_may_return() {
             let next = job.wait_for_line(other, STEP, said.at).at;
             assert!(next < left.at + SOON, "worker {other}: {:?} later", next - left.at);
         }
-        // It is let in between two passes.
+        // The worker is admitted between two passes.
         job.wait_for_line(1, "at AtEnd", left.at);
         let again = job.now();
         job.start(2, None);

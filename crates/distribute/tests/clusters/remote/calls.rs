@@ -162,7 +162,7 @@ fn mismatched_arguments_are_refused_by_number_and_the_worker_continues() {
             InvalidArgument,
             "argument 2 of 3 has 1 bytes more than",
         );
-        // Of another type than the coordinator's handle would say.
+        // A resource of another type than that of the coordinator's handle.
         worker.make(3, twin, []);
         fails(
             &worker,
@@ -194,7 +194,7 @@ fn functions_of_another_program_are_refused_by_name() {
         let failure = worker.0.create(&making(), ResourceId(1), &call, None).unwrap_err();
         assert_eq!(failure.kind, FailureKind::UnknownFunction);
         assert!(failure.text.contains("has no remote function clusters::remote::calls::gone"), "{failure:?}");
-        // What is kept cannot always be sent, and a function of no dataset makes no batches.
+        // Some types can be kept but not sent, and a function without a dataset makes no batches.
         let failure = worker.0.call(&context(), &call_of(count_from, [value(1u32)])).unwrap_err();
         assert!(failure.text.contains("can be kept but not sent"), "{failure:?}");
         call.function = distribute_coordinator::FunctionId {

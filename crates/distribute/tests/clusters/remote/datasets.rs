@@ -92,7 +92,7 @@ fn a_dataset_resumes_at_its_position_on_a_restarted_worker() {
         let mut drawn: Vec<_> = (0..5).map(|_| first.call(draw, [resource(1)])).collect();
         let at_five = moved(&first).unwrap();
         assert_eq!(moved(&first), None);
-        // What it draws behind the position that was told is drawn again.
+        // An element that is drawn after the reported position is drawn again by the next worker.
         first.call(draw, [resource(1)]);
         let second = workers_of(&strategy).remove(0);
         make_at(&second, Some(at_five));
@@ -103,7 +103,7 @@ fn a_dataset_resumes_at_its_position_on_a_restarted_worker() {
         drawn.extend(all(&third));
         assert_eq!(drawn, undisturbed[..12]);
 
-        // At its end it stays.
+        // A dataset that has ended stays at its end.
         let fourth = workers_of(&strategy).remove(0);
         make_at(&fourth, moved(&third));
         assert!(all(&fourth).is_empty() && all(&fourth).is_empty());
@@ -129,14 +129,14 @@ fn the_inputs_of_a_retried_call_are_available_again() {
         moved(&worker).unwrap();
         worker.0.rewind();
         let rest = all(&worker);
-        // Back from the end, of which nobody was told.
+        // From the end, which has not been reported.
         worker.0.rewind();
         assert_eq!(all(&worker), rest);
         assert_eq!(rest.len(), 3);
         moved(&worker).unwrap();
         worker.0.rewind();
         assert!(all(&worker).is_empty());
-        // Back to the end, if another pass was begun.
+        // To the reported end, after another pass has begun.
         worker.call(begin, [resource(1)]);
         assert_ne!(worker.call(draw, [resource(1)]), first);
         worker.0.rewind();
@@ -154,7 +154,7 @@ fn another_pass_can_be_begun_in_the_middle_of_one() {
         let two = all(&worker);
         worker.call(begin, [resource(1)]);
         let three = all(&worker);
-        // Begun twice, nothing is left out; begun in the middle, the rest is.
+        // If a pass begins twice, no element is skipped. If another pass begins within one, the rest of it is skipped.
         make(&worker, numbers, vec![value(24i64)], None).unwrap();
         worker.call(begin, [resource(1)]);
         assert_eq!(worker.call(draw, [resource(1)]), one[0]);
@@ -257,7 +257,7 @@ fn cc_11_values_that_are_no_worker_datasets_are_refused() {
             failure.text.contains("a function that creates a dataset cannot create variables"),
             "{failure:?}"
         );
-        // As a value it may.
+        // A function that creates a value may create variables.
         worker.0.create(&making(), ResourceId(2), &call_of(with_variable, []), None).unwrap();
         let failure = make(&worker, unbatched, vec![], None).unwrap_err();
         assert!(failure.text.contains("batch"), "{failure:?}");

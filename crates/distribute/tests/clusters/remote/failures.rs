@@ -117,7 +117,7 @@ fn a_result_has_at_most_this_number_of_bytes() {
         ParameterServerStrategy::builder().cluster_resolver(cluster.resolver_of(Job::Worker.task(0)));
     let program = RemoteProgram::of_task(strategy).unwrap().largest_result(100);
     let worker = Worker(program.start(0, 1, &Bytes::new()).unwrap());
-    // A byte says how many there are.
+    // One byte of the result is the length.
     assert_eq!(worker.call(large, [value(99usize)]).len(), 99);
     let failure = worker.try_call(large, [value(100usize)]).unwrap_err();
     assert!(
@@ -135,7 +135,7 @@ fn cc_7_a_call_that_was_cancelled_does_not_run_and_one_that_sees_it_gives_up() {
     cancellation.cancel();
     let failure = worker.0.call(&context, &call_of(fail, [value("panic")])).unwrap_err();
     assert_eq!(failure.kind, FailureKind::Cancelled);
-    // While it runs.
+    // The function is cancelled while it runs.
     let cancellation = Cancellation::default();
     let context = CallContext::new(None, false, cancellation.clone());
     lock_cancellation(Some(cancellation));
@@ -208,7 +208,7 @@ fn a_scheduled_function_that_creates_a_variable_fails_at_once_with_advice() {
         {
             assert!(failure.text.contains(part), "{failure:?}");
         }
-        // One that is there is found by its name.
+        // An existing variable is found by its name.
         assert_eq!(worker.call(count, [value("there")]), 5.);
         assert_eq!(there.read::<f32>().unwrap(), 5.);
     });

@@ -113,7 +113,7 @@ fn one_worker_creates_missing_variables_and_the_others_find_them() {
         make(1, context()).unwrap();
         workers[0].call(train, [resource(1), value(vec![1f32])]);
         assert_eq!(workers[1].call(weights, [resource(1)]), [0.; 3]);
-        // What one call may, the next one may not.
+        // Another call without this permission is refused.
         let failure =
             workers[0].0.create(&context(), ResourceId(2), &call_of(another, []), None).unwrap_err();
         assert!(failure.text.contains("the chief creates variables"), "{failure:?}");
@@ -181,7 +181,7 @@ fn changes_of_a_closure_that_is_rerun_elsewhere_are_applied_once() {
         assert_eq!(now(), 4.);
         train_in(1, 1, 1).unwrap();
         assert_eq!(now(), 2.);
-        // One that has ended counts no more, and a call of no closure does as before.
+        // Changes of a closure that has ended are refused, and calls outside closures work as before.
         let failure = train_in(0, 0, 0).unwrap_err();
         assert_eq!((failure.kind, now()), (FailureKind::Cancelled, 2.));
         workers[0].call(train, [resource(1), value(vec![0.5f32])]);

@@ -266,7 +266,7 @@ fn ar_7_a_result_that_one_replica_does_not_use_is_an_error_in_its_gradient_not_a
 #[test]
 fn ar_7_gradients_of_several_calls_are_distinguished() {
     let check = |strategy: &Strategy| {
-        // On other replicas the graph runs its two collectives in another order than on replica 0.
+        // On other replicas, the graph has its two collectives in another order than on replica 0.
         let error = gradients(
             strategy,
             |id| vec![1. + id as f32],
@@ -279,7 +279,7 @@ fn ar_7_gradients_of_several_calls_are_distinguished() {
                 })
             },
         );
-        // candle orders backward by the graph: either both agree and the numbers are right, or it is an error.
+        // The graph determines the order of backward: either replicas agree on it, or it is an error.
         match error {
             Ok(grads) => assert_eq!(grads.len(), strategy.world().replicas(), "{strategy}"),
             Err(error) => assert_eq!(error.blame().unwrap().fault, Fault::Mismatch, "{strategy}: {error}"),
@@ -301,7 +301,7 @@ fn ar_7_a_handled_error_in_backward_is_not_reported_again() {
             Ok(())
         });
         handled.unwrap();
-        // A later error of candle on the same thread is that one.
+        // A later error of candle on the same thread is not replaced by the handled one.
         let error = strategy.run((), |_, ()| Ok(tensor(&[1.]).reshape((2, 2))?)).unwrap_err();
         assert!(matches!(error.root_cause(), Error::Candle(_)), "{error}");
     });

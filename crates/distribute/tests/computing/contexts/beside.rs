@@ -46,7 +46,7 @@ fn colo_2_a_model_colocated_with_a_variable_has_its_devices_and_is_unsharded() {
                 assert_eq!(bits(&copy.flatten_all().unwrap()), trained, "{strategy}");
             }
         }
-        // A function that updates the variable finds the model on every device that it runs on.
+        // A function that updates the variable can write the model on each device of the update.
         let bias = beside.variables.variable("bias").unwrap();
         strategy.update(&primary, (), |_, ()| bias.assign(tensor(&[7., 8.]))).unwrap();
         assert!(bias.copies::<Tensor>().unwrap().iter().all(|copy| bits(copy) == bits(&tensor(&[7., 8.]))));
@@ -55,7 +55,7 @@ fn colo_2_a_model_colocated_with_a_variable_has_its_devices_and_is_unsharded() {
         // What is written from outside reaches all copies, and the next step all of them again.
         beside.variables.set("bias", &tensor(&[1., 2.])).unwrap();
         assert!(bias.copies::<Tensor>().unwrap().iter().all(|copy| bits(copy) == bits(&tensor(&[1., 2.]))));
-        // As a replica reads it, it has a gradient.
+        // The value that a replica reads has a gradient.
         let optimizer = Optimizer::with_rule(Sgd, &beside.variables, 1.).unwrap();
         let step = |ctx: &distribute::ReplicaContext| {
             let loss = (bias.as_tensor()?.sum_all()? + beside.models().values()[0].weight().sum_all()?)?;
@@ -131,7 +131,7 @@ fn colo_4_a_model_colocated_with_a_variable_on_servers_is_on_its_server() {
         let restored = spread.variables.variable("ids.weight").unwrap().dynamic_rows().unwrap();
         assert_eq!(restored.ids, rows.ids);
 
-        // Nothing of a model that is trained can be elsewhere than on servers.
+        // A model that is trained must be on servers completely.
         let here = || strategy.colocate_vars_with("cpu:0", || strategy.replicate(build));
         let error = strategy.scope(here).unwrap_err();
         assert!(matches!(error.root_cause(), Error::InvalidArgument { .. }), "{error}");

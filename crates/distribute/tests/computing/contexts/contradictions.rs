@@ -24,7 +24,7 @@ struct Own {
 
 impl Own {
     fn new(wrong: Wrong) -> Self {
-        // Of 3 replicas each, where there are devices for 2.
+        // Each worker of this group has 3 replicas, but there are devices for 2.
         let group = matches!(wrong, Wrong::AGroupOfOthers)
             .then(|| local::groups(Links::Memory, 2, 3).unwrap().remove(0));
         Self { wrong, group }
@@ -87,7 +87,7 @@ fn a_step_whose_replicas_run_twice_or_not_at_all_is_an_error() {
             &["Replicas::on_threads", "twice in step 1", "Own (2 replicas"],
         );
         assert_message(&run(Wrong::NotRun).unwrap_err(), &["did not call the closure"]);
-        // Who passes over the error still has the results of the first call.
+        // If the author ignores the error, the results of the first call are returned.
         assert_eq!(run(Wrong::RunTwiceUnnoticed).unwrap().values(), [2., 2.]);
     });
 }

@@ -119,7 +119,7 @@ fn run_3_a_composite_tensor_reaches_its_replica_as_one_value() {
     watched(|| {
         let strategy = mirrored(2);
         let batches = [Ragged::new(&[&[1], &[], &[2, 3]]), Ragged::new(&[&[4, 5, 6]])];
-        // Made by hand, or by a function, which gives each replica what it makes.
+        // Values that were made by hand, and by a function, which returns a value for each replica.
         let of_function = batches.clone();
         let make = move |_| Ok(Dataset::from_items(of_function.clone()));
         let data = strategy.distribute_datasets_from_function(make).unwrap();
@@ -241,7 +241,7 @@ fn red_3_and_red_4_the_documents_batch_of_eight_over_two_replicas() {
             |values: &PerReplica<HostTensor>, axis: Option<i64>| strategy.reduce(sum, values, axis).unwrap();
         assert_eq!(over(&losses, None), HostTensor::vector(vec![4i64, 6, 8, 10]));
         assert_eq!(over(&losses, Some(0)), HostTensor::scalar(28i64));
-        // Over its elements, too, it is the same however many replicas have parts of it.
+        // The sum over elements does not depend on the number of replicas that have parts of it.
         everywhere(|strategy| {
             let batches = strategy.distribute_dataset(Dataset::range(8).batch(8)).unwrap();
             let losses = strategy.run(batches.iter().next().unwrap().unwrap(), |_, mine| Ok(mine)).unwrap();

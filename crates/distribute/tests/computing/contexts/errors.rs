@@ -52,14 +52,14 @@ fn err_2_replica_operations_need_the_current_context() {
             })
             .unwrap();
         let old = kept.into_inner().unwrap().unwrap();
-        // Outside of any run there is no strategy to mix it with: its run is over.
+        // Outside any run the context is stale, and mixes no strategies.
         let stale = |error: Error| matches!(error, Error::StaleContext { step: 1, .. });
         assert!(stale(old.device().unwrap_err()));
         assert!(stale(old.all_reduce(ReduceOp::Sum, 1f32).unwrap_err()));
-        // In cross-replica context there is none.
+        // In cross-replica context there is no replica context.
         let error = strategy.scope(|| old.merge_call(1i32, |_, _| Ok(1i32))).unwrap_err();
         assert!(is_wrong_context(&error, ContextKind::Replica, ContextKind::CrossReplica), "{error}");
-        // A later run of the same strategy: this one belongs to an earlier one.
+        // In a later run of the same strategy, the context belongs to an earlier step.
         let error = strategy.run((), |_, ()| old.all_gather(HostTensor::vector(vec![1f32]), 0)).unwrap_err();
         assert!(
             matches!(error.root_cause(), Error::StaleContext { operation: "all_gather", step: 1, .. }),
@@ -67,7 +67,7 @@ fn err_2_replica_operations_need_the_current_context() {
         );
         // A run of another strategy.
         assert!(is_mixed(mirrored(2).run((), |_, ()| old.device())));
-        // And the context of another thread of the same run.
+        // The context of another thread of the same run.
         let shared = Mutex::new(None);
         let error = strategy.run((), |ctx, ()| {
             if ctx.replica_id_in_sync_group() == 0 {

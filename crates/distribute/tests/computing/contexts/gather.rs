@@ -22,7 +22,7 @@ fn ga_1_components_are_joined_in_replica_order_and_may_differ_along_the_axis() {
         let expected = of_all(strategy, part).concat();
         assert_eq!(gathered.dims(), [1, expected.len() / 3, 3], "{strategy}");
         assert_eq!(gathered.as_slice::<i32>().unwrap(), expected, "{strategy}");
-        // A value that is the same on all replicas is there as often as there are replicas.
+        // A value that is the same on all replicas is repeated for each replica.
         let mirrored = strategy.gather(Mirrored::new(tensor(&[1.])), 0).unwrap();
         assert_eq!(floats(&mirrored), vec![1.; strategy.num_replicas_in_sync()], "{strategy}");
     };

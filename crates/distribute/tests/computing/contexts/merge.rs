@@ -174,7 +174,7 @@ fn red_10_a_nest_of_values_of_each_kind_is_reduced_leaf_by_leaf() {
         let (map, [same], own, none) = strategy.reduce(ReduceOp::Sum, nest, None).unwrap();
         let own = own.unwrap().to_host().unwrap().item::<f32>().unwrap();
         assert_eq!((map["ids"], same, own, none), (sum, 5. * count, count, None), "{strategy}");
-        // A value that is not distributed has a mean only; over several workers it is one of each (RED-13).
+        // A value that is not distributed only has a mean; over several workers it counts once per worker (RED-13).
         let mixed = strategy.reduce(ReduceOp::Sum, (&ids, Rates { rate: 7., rows: [1, 2] }), None);
         if world.is_multi_worker() || count == 1. {
             let workers = world.workers();
@@ -245,7 +245,7 @@ fn merge_9_nothing_from_some_replicas_is_an_error_where_values_are_merged() {
         };
         assert_eq!(run(|_| false).values(), [None, None]);
         assert!(matches!(run(|_| false).regroup().unwrap(), Tree::None));
-        // The values are there; only merging them fails, and says where.
+        // The values can be read. Only merging them fails, and the error names the position.
         assert_eq!(run(|id| id == 0).values(), [Some(1.), None]);
         let text = run(|id| id == 0).regroup().unwrap_err().to_string();
         assert!(text.contains("a leaf") && text.contains("nothing"), "{text}");

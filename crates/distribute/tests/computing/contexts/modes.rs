@@ -210,7 +210,7 @@ fn scope_7_variables_belong_to_the_strategy_that_made_them() {
         assert!(is_mixed(
             other.scope(|| Ok(strategy.replicate(|vb: VarBuilder| linear(2, 1, vb))?.models().len()))
         ));
-        // Training them under another strategy would leave that one's replicas out of step.
+        // If another strategy trained them, that strategy's replicas would differ.
         let optimizer = distribute::Sgd::new(&model.variables, 0.1).unwrap();
         let before = model.variables.sha256().unwrap();
         let step = |ctx: &distribute::ReplicaContext, model: &candle_nn::Linear| {

@@ -59,7 +59,7 @@ fn shard_1_the_partitioner_is_called_for_each_variable_and_one_part_is_unsharded
     });
     let cut = made.unwrap().map(|v| (v.is_sharded(), v.shards().len()));
     assert_eq!(cut, [(true, 2), (false, 1), (false, 1)]);
-    // COLO-4: of what is to lie beside another it is not asked.
+    // COLO-4: the partitioner is not called for a variable that is created beside another one.
     assert_eq!(*asked.lock().unwrap(), [[5], [1]]);
 }
 
@@ -113,7 +113,7 @@ fn str_5_the_resolver_comes_from_the_strategy_and_has_the_task() {
     assert_eq!((resolver.task_type(), resolver.task_id()), (Some(Job::Worker), Some(0)));
     assert_ne!(resolver.task_type(), Some(Job::Ps));
     assert_eq!(resolver.cluster_spec().unwrap().num_tasks(&Job::Ps).unwrap(), 1);
-    // Where the author gives none, and in strategies of one process, there is none.
+    // There is none if the author of a strategy has set none, or in a strategy of one process.
     assert!(Strategy::new(Found([DeviceName::cpu(0)], None)).unwrap().cluster_resolver().is_none());
     watched(|| {
         let here = |strategy: &Strategy| strategy.extended().parameter_servers().is_none();

@@ -93,7 +93,7 @@ fn op_4_a_mean_of_integers_does_not_wrap_on_any_path() {
                 let mean = mean.to_host().unwrap().cast(HostDType::F64).unwrap();
                 assert!(mean.to_vec::<f64>().unwrap().iter().all(|x| *x == expected), "{strategy}");
             }
-            // Over an axis: 200 200 … do not fit either.
+            // The sum over an axis exceeds the range as well.
             let parts = each(strategy, |_| leaf.clone());
             let mean = strategy.reduce(ReduceOp::Mean, parts, 0).unwrap().to_host().unwrap();
             let mean: f64 = mean.cast(HostDType::F64).unwrap().item().unwrap();
@@ -249,7 +249,7 @@ fn red_5_mean_divides_by_the_true_count() {
         };
         let all = of_all(strategy, uneven).concat();
         assert_eq!(mean(&uneven), all.iter().sum::<f32>() / all.len() as f32, "{strategy}");
-        // Of some replicas nothing, and of all.
+        // Some replicas, or all of them, have no elements.
         assert_eq!(mean(&|id| if id == 0 { vec![1., 2.] } else { Vec::new() }), 1.5, "{strategy}");
         assert!(mean(&|_| Vec::new()).is_nan(), "{strategy}");
         let ints = each(strategy, |id| host(vec![1 + id as i32; id + 1], [id + 1]));
@@ -389,7 +389,7 @@ fn red_11_numbers_are_values_and_a_missing_one_is_named() {
 
 #[test]
 fn red_12_the_operation_is_always_given_and_typed() {
-    // There is no default to forget, and nothing else than these two exists.
+    // These are the only operations, and there is no default.
     match "mean".parse().unwrap() {
         ReduceOp::Sum => panic!(),
         ReduceOp::Mean => {}

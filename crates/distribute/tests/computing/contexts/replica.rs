@@ -86,7 +86,7 @@ fn rctx_4_operations_run_where_their_tensors_are_and_variables_are_on_the_replic
 fn mc_1_the_merge_function_runs_once_with_all_values_in_cross_replica_context() {
     let check = |strategy: &Strategy| {
         let calls = AtomicUsize::new(0);
-        // Over several workers once on each, with the values of its replicas.
+        // With several workers, it runs once on each of them, with the values of its replicas.
         let local = each(strategy, |id| (id, "same"));
         let sums = strategy.run((), |ctx, ()| {
             ctx.merge_call((ctx.replica_id_in_sync_group(), "same"), |current, values| {
@@ -110,7 +110,7 @@ fn mc_2_it_is_replica_0s_function_that_is_called() {
             let mine = ctx.replica_id_in_sync_group();
             ctx.merge_call((), move |_, _| Ok(mine))
         });
-        // That of the first of this worker's.
+        // The result is that of the first replica of this worker.
         let first = strategy.world().local_replicas().start;
         assert!(made.unwrap().iter().all(|of| *of == first), "{strategy}");
     };
@@ -139,7 +139,7 @@ fn mc_3_of_distributed_results_each_replica_gets_its_part() {
 #[test]
 fn mc_4_different_numbers_of_merge_calls_name_the_replica_with_fewer() {
     let check = |strategy: &Strategy| {
-        // Merge functions are of one worker: where it has several replicas, its own are named.
+        // A merge function belongs to one worker: if it has several replicas, the error names its own.
         if strategy.world().replicas() > 1 {
             for fewer in strategy.world().local_replicas() {
                 let world = strategy.world();

@@ -40,7 +40,7 @@ fn ga_8_all_gather_belongs_into_replica_context() {
         let merged = strategy.run((), |ctx, ()| {
             ctx.merge_call((), |strategy, _| {
                 is_refused(ctx.all_gather(zeros(&[1]), 0).unwrap_err());
-                // What is for cross-replica context.
+                // Operations for cross-replica context are permitted.
                 strategy.gather(each(strategy, |id| zeros(&[1 + id])), 0)
             })
         });

@@ -23,7 +23,7 @@ fn run_3_each_replica_gets_its_component_of_distributed_values_and_all_other_val
         });
         let expected = each(strategy, |id| format!("name {id} [{id}, {}] 5 [6.0] 7 x", 10 * id));
         assert_eq!(seen.unwrap().values(), expected.values(), "{strategy}");
-        // By reference nothing is copied; and of a model each replica gets its own.
+        // Arguments by reference are not copied, and each replica receives its own part of a model.
         let (values, model) = (names(), strategy.replicate(|vb: VarBuilder| linear(1, 1, vb)).unwrap());
         let first = strategy.world().local_replicas().start;
         let same = strategy.run((&values, &model), |ctx, (value, mine)| {
@@ -63,7 +63,7 @@ fn run_4_the_context_inside_has_ids_and_counts() {
 fn run_6_replicas_run_at_once_with_merge_call_as_the_barrier() {
     let check = |strategy: &Strategy| {
         let replicas = strategy.world().replicas();
-        // Ends only if all of this worker are inside at once: TensorFlow runs them one after another.
+        // This only ends if all replicas of this worker run at the same time. TensorFlow runs them one after another.
         let (meet, before, order) = (Barrier::new(replicas), AtomicUsize::new(0), Mutex::new(Vec::new()));
         strategy
             .run((), |ctx, ()| {
@@ -110,7 +110,7 @@ fn run_7_the_error_of_a_replica_reaches_the_caller_with_its_kind_and_the_replica
             let Error::Other(cause) = source.root_cause() else { panic!("{source}") };
             assert_eq!(cause.downcast_ref::<Cheese>(), Some(&Cheese));
         }
-        // Of several the lowest, and all have run (TF: those after the first never start).
+        // The error is that of the lowest replica, after all have run (in TensorFlow, those after it never start).
         let ran = AtomicUsize::new(0);
         let error = strategy.run((), |ctx, ()| -> Result<()> {
             ran.fetch_add(1, Ordering::SeqCst);
@@ -167,7 +167,7 @@ fn run_10_variables_that_only_some_replicas_ask_for_are_an_error_naming_replica_
             let error = build(extra_on).unwrap_err().to_string();
             assert!(error.contains("replica 1") && error.contains(text), "{error}");
         }
-        // Whether a variable exists has one answer on all replicas, whoever was first to build.
+        // All replicas get the same answer whether a variable exists, no matter which of them builds first.
         let model = strategy.replicate(|vb: VarBuilder| -> Result<bool> {
             let old_name = vb.contains_tensor("gamma");
             vb.get(1, if old_name { "beta" } else { "gamma" })?;

@@ -33,7 +33,7 @@ fn scope_7_each_strategy_decides_where_variables_made_in_its_scope_are() {
     assert_eq!(made(&central()), [cpus(&[1]), cpus(&[1])]);
     assert_eq!(made(&OneDeviceStrategy::new("cpu:1").unwrap()), [cpus(&[1]), cpus(&[1])]);
     assert_eq!(made(&servers(2)), [0, 1].map(|task| vec![DeviceName::of_server(task)]));
-    // Outside of any, it is an ordinary one, and no strategy's.
+    // A variable that is created outside any scope is ordinary, and belongs to no strategy.
     let outside = Variable::new("v", 1f32).unwrap();
     assert_eq!((outside.devices(), outside.copy_names().len()), (cpus(&[0]), 1));
     assert!(!mirrored(2).variable_created_in_scope(&outside));
@@ -63,7 +63,7 @@ fn scope_9_a_variable_made_outside_is_not_distributed() {
     watched(|| {
         let strategy = mirrored(2);
         let outside = Variable::builder("v", 1f32).aggregation(Aggregation::Sum).create().unwrap();
-        // Each replica reads it, and none can write it, which would not reach the others' copies: there are none.
+        // Each replica can read the variable. None can write it, because there is a single copy.
         assert_eq!(strategy.run(&outside, |_, v| v.read::<f32>()).unwrap().values(), [1., 1.]);
         let error = strategy.run(&outside, |_, v| v.assign_add(1f32)).unwrap_err();
         assert!(matches!(error.root_cause(), Error::MixedStrategies { .. }), "{error}");
@@ -197,7 +197,7 @@ fn ckpt_1_a_checkpoint_saved_in_one_scope_is_loaded_in_another() {
             restored.train([false; 2]).unwrap();
             assert_eq!(restored.state().unwrap(), gone_on);
         }
-        // In the scope of a strategy whose variables they are not, neither is done.
+        // In the scope of another strategy, variables can be neither saved nor restored.
         let other = mirrored(2);
         let save = other.scope(|| through.parts().save(folder.path().join("mixed"))).unwrap_err();
         let load = other.scope(|| through.parts().restore(path(true)).map(drop)).unwrap_err();
@@ -228,7 +228,7 @@ fn scope_9_an_open_checkpoint_restores_variables_that_are_created_later() {
         let rest = Checkpoint::new().part("optimizer", &later.optimizer).part("loss", later.loss.variable());
         rest.restore_from(&open).unwrap();
         assert_eq!(later.state().unwrap(), trained.state().unwrap());
-        // What is not in it is named, rather than waited for.
+        // A part that the file does not contain is an error with its name.
         let error = Checkpoint::new().part("other", &later.optimizer).restore(&path).unwrap_err();
         assert!(error.to_string().contains("other"), "{error}");
         assert!(get_strategy() != later.strategy);

@@ -34,7 +34,7 @@ fn str_6_a_custom_strategy_can_require_static_shapes() {
     });
     let own = Strategy::new(Compiled([DeviceName::cpu(0)])).unwrap();
     assert!(own.extended().require_static_shapes());
-    // Nothing else is given, and everything works: what a strategy is, is all in this trait.
+    // The author sets nothing else, and everything works.
     assert_eq!(own.run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, 3f32)).unwrap().values(), [3.]);
 }
 
@@ -43,7 +43,7 @@ fn one_1_worker_devices_run_replicas_and_parameter_devices_have_variables() {
     watched(|| {
         everywhere(|strategy| {
             let parameters = strategy.extended().parameter_devices();
-            // Servers have variables in turn, and other devices all of them.
+            // Servers get the variables in turn; other devices have all of them.
             let make = |number: usize| strategy.scope(|| Variable::new(format!("v{number}"), 1f32)).unwrap();
             let variables: Vec<_> = (0..parameters.len()).map(make).collect();
             let mut devices: Vec<_> = variables.iter().flat_map(Variable::devices).collect();
@@ -236,7 +236,7 @@ fn ns_1_non_slot_devices_create_and_update_for_each_order_of_the_variables() {
         let (a, b) = strategy.scope(|| Ok((make("a")?, make("b")?))).unwrap();
         let devices = strategy.non_slot_devices(&[&a, &b]).unwrap();
         assert_eq!(devices, strategy.non_slot_devices(&[&b, &a]).unwrap(), "{strategy}");
-        // Which variables it is for has to be said where there is one copy of each.
+        // If there is a single copy of each variable, the variables must be passed.
         let placement = strategy.extended().variable_placement();
         let has_one_copy = matches!(placement, VariablePlacement::Central(_) | VariablePlacement::Servers);
         assert_eq!(strategy.non_slot_devices(&[]).is_err(), has_one_copy, "{strategy}");
@@ -366,7 +366,7 @@ fn vc_1_the_container_of_each_copy_has_that_copy_and_other_values_have_none() {
         let v = strategy.scope(|| Variable::new("v", tensor(&[1.]))).unwrap();
         let results = strategy.run(&v, |_, v| Ok((v.as_tensor()? * 1.)?)).unwrap();
         assert!(results.iter().all(|result| strategy.value_container(result).is_none()));
-        // A variable belongs to itself, as a result of a run, too, and of whatever it was made.
+        // A variable is its own container, also as the result of a run, for any type of its value.
         let numbers = strategy.scope(|| Variable::new("numbers", 1f32)).unwrap();
         let results = strategy.run(&numbers, |_, v| Ok(v.clone())).unwrap();
         assert!(results.iter().all(|v| strategy.value_container(v).as_ref() == Some(&numbers)));

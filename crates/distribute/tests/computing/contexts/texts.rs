@@ -46,7 +46,7 @@ fn mixed_strategies_are_distinguished_by_the_line_that_created_them() {
         let one = one_device().to_string();
         assert!(one.starts_with("OneDeviceStrategy (1 replica, #"), "{one}");
 
-        // No scope was entered: a run was, and the optimizer is another strategy's.
+        // A run was entered, but no scope. The optimizer belongs to another strategy.
         let error = step(&first, &second);
         assert!(
             matches!(error.root_cause(), Error::MixedStrategies { operation: "minimize", .. }),
@@ -115,7 +115,7 @@ fn an_argument_of_another_number_of_replicas_is_named_by_its_path() {
         let leaves = BTreeMap::from([("a", Tree::Leaf(per_replica([1f32]))), ("b", Tree::Leaf(pair()))]);
         let tree = Tree::Dict(leaves.into_iter().map(|(k, v)| (k.to_string(), v)).collect());
         parts(one.run((tree,), |_, _| Ok(())).unwrap_err(), &["run: args.0.b is a PerReplica of 2 parts"]);
-        // Whose model it is.
+        // The text names the strategy of the model.
         let model = two.replicate(|vb| linear(1, 1, vb)).unwrap();
         let error = one.run((&model, 1f32), |_, _| Ok(())).unwrap_err();
         parts(error, &[&format!("run: args.0 is a model Linear of {two} of 2 parts")]);
@@ -133,7 +133,7 @@ fn a_path_that_two_layers_use_is_named() {
     let error = strategy.replicate(twice).unwrap_err();
     assert!(matches!(error, Error::InvalidArgument { operation: "replicate", .. }), "{error}");
     assert_message(&error, &["variable fc.weight", "[3, 2]", "[2, 3]", "two layers", "vb.pp("]);
-    // With equal shapes they share it, as with candle alone: the log tells, once for all replicas.
+    // With equal shapes the layers share the variable, as in candle. The log reports this once for all replicas.
     let file = tempfile::NamedTempFile::new().unwrap();
     let log = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_ansi(false);
     let log = log.with_writer(Mutex::new(file.reopen().unwrap())).finish();

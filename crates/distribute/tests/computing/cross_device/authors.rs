@@ -273,7 +273,7 @@ fn run_13_a_custom_strategy_decides_how_its_replicas_run() {
                 if runs {
                     assert_eq!(ids.unwrap().values(), [0, 1])
                 } else {
-                    // Nobody ran: that is an error, not a step without results.
+                    // No closure ran, which is an error and not a step without results.
                     drop(ids.unwrap_err())
                 }
             }
@@ -317,7 +317,7 @@ fn an_algorithm_is_checked_with_its_devices_and_gradients_pass_through_parts_tha
             .run((), |ctx, ()| {
                 let x = Var::new(&[1f32, 2.], &Device::Cpu)?;
                 let scale = ctx.replica_id_in_sync_group() as f64 + 1.;
-                // A host's leaf beside it comes back as one.
+                // A leaf on the host beside it stays on the host.
                 let rows = HostTensor::vector(vec![1i64]);
                 let (sum, rows) = ctx.all_reduce(ReduceOp::Sum, (x.as_tensor().affine(scale, 0.)?, rows))?;
                 assert_eq!((sum.to_vec1::<f32>()?, rows.to_vec::<i64>()?), (vec![3., 6.], vec![2]));

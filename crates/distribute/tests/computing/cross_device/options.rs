@@ -116,7 +116,7 @@ fn co_6_a_call_gives_up_at_its_own_timeout_and_names_the_late_replica() {
         assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::TimedOut, &[1][..]), "{error}");
         assert!(error.to_string().contains("waited 50ms in all_reduce"), "{error}");
         assert!(error.to_string().contains("options.rs:"), "{error}");
-        // A merge function's replicas, too.
+        // The same in a merge function.
         let error = error_of_straggler(&strategy, |ctx| hurried(ctx)?.merge_call((), |_, _| Ok(1f32)));
         assert!(error.to_string().contains("waited 50ms in merge_call"), "{error}");
         strategy.run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, 1f32)).unwrap();
@@ -203,7 +203,7 @@ fn co_3_an_implementation_that_one_process_does_not_have_is_refused_where_it_is_
             .run((), |ctx, ()| ctx.with_options(options(Auto))?.all_reduce(ReduceOp::Sum, 1f32))
             .unwrap();
         assert_eq!(sums.values(), [2., 2.]);
-        // What links workers is chosen where they join.
+        // The links between workers are chosen when they join.
         let workers = |implementation| {
             let cluster: ClusterSpec = r#"{"worker": ["localhost:0"]}"#.parse().unwrap();
             let resolver = SimpleClusterResolver::new(cluster).with_task(Job::Worker.task(0));
@@ -222,7 +222,7 @@ fn xd_4_unavailable_packs_are_refused() {
             let strategy = crate::cross_device::with_ops(2, NcclAllReduce { num_packs });
             assert_eq!(strategy.reduce(ReduceOp::Sum, per_replica([1f32, 2.]), None).unwrap(), 3.);
         }
-        // Where it is asked for: a training by an optimizer alone would never come to reduce by it.
+        // It is checked when the strategy is built, because trainings by an optimizer never call these operations.
         let builder = MirroredStrategy::builder().devices(["cpu:0", "cpu:1"]);
         let error = builder.cross_device_ops(NcclAllReduce { num_packs: 2 }).build().unwrap_err();
         assert!(error.to_string().contains("num_packs is 2"), "{error}");
