@@ -89,7 +89,7 @@ fn zero_ids_give_zero_rows() {
     assert_eq!(Embedding::new(table.clone(), WIDTH).forward(&none).unwrap().dims(), [0, 3, WIDTH]);
     let bag = EmbeddingBag::new(table, BagMode::Mean);
     assert_eq!(bag.forward(&none).unwrap().dims(), [0, WIDTH]);
-    // Three bags of nothing.
+    // Three bags without ids.
     assert_eq!(flat(&bag.forward(&none.t().unwrap()).unwrap()), [0.; 3 * WIDTH]);
 }
 
@@ -243,7 +243,7 @@ fn a_training_is_bit_identical_to_dense_gradients() {
             for [ours, stock] in both(false) {
                 assert_eq!(bits(&ours), bits(&stock), "{n} replicas");
             }
-            // candle adds each row to the product's gradient, and here the sum of the rows is added to it.
+            // candle adds each row to the product's gradient, but the layer adds the sum of the rows.
             for [ours, stock] in both(true) {
                 assert_close(&ours, &stock, 1e-4, "the table");
             }

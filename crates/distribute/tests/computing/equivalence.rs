@@ -208,7 +208,7 @@ fn the_clip_applies_to_the_reduced_gradient_and_has_an_effect() {
         let (_, free) = plan.train(&mirrored(3), &Sgd);
         let (_, bound) = clipped.train(&mirrored(3), &Sgd);
         assert!(difference(&free, &bound) > 1e-3, "a clip that changes nothing shows nothing");
-        // A step of plain descent with rate 1 moves the weights by the norm of the clipped gradient.
+        // Without momentum and with rate 1, the weights move by the norm of the clipped gradient.
         let one = Plan { epochs: 1, rows: 4, ..clipped };
         for n in [1, 2, 3, 8] {
             let (strategy, before) = (mirrored(n), one.model(&one_device()));
@@ -328,14 +328,14 @@ fn a_variable_without_gradient_on_all_replicas_stays_untouched_with_its_slots() 
             let value = model.variables.get(name).unwrap().flatten_all().unwrap();
             value.to_vec1::<f64>().unwrap().into_iter().map(f64::to_bits).collect()
         };
-        // AdamW decays weights even where the gradient is zero, momentum moves on: a missing gradient is no zero.
+        // With a gradient of zero, AdamW still decays weights and applies momentum, so a missing gradient is not zero.
         let (fresh, many, _) = train_branches(AdamW::default(), &[true, true]);
         for name in ["right.weight", "right.bias", "never.weight", "never.bias"] {
             assert_eq!(bits(&fresh, name), bits(&many, name), "{name}");
         }
         assert_ne!(bits(&fresh, "left.weight"), bits(&many, "left.weight"));
 
-        // Slots: momentum gathered in steps with a gradient must neither act nor fade in a step without one.
+        // A step without a gradient neither applies momentum of earlier steps nor lets it decay.
         let strategy = mirrored(2);
         let (x, y) = examples(2, DType::F64);
         let step = |model: &Replicated<Branches>, optimizer: &Optimizer<Momentum>, left: bool| {
@@ -366,7 +366,7 @@ fn skip_participates_without_running_the_model() {
         for n in [3, 4, 8] {
             same_as_one_device(&plan, &Adam::default(), &[n]);
         }
-        // Nobody has an example: an error on all replicas, and nothing has changed.
+        // If no replica has an example, all get an error, and nothing changes.
         let strategy = mirrored(2);
         let model = plan.model(&strategy);
         let optimizer = Optimizer::with_rule(Sgd, &model.variables, 0.1).unwrap();
@@ -469,7 +469,7 @@ fn three_are_summed_as_a_plus_b_plus_c() {
 
 #[test]
 fn a_model_of_thousands_of_variables_fits_the_stack_of_any_thread() {
-    // Replica 0 is on the caller's thread: here one of a test, with 2 MiB.
+    // Replica 0 runs on the thread of the caller, here a thread of a test with 2 MiB of stack.
     watched(|| {
         let strategy = MirroredStrategy::cpus(2).unwrap();
         let model = strategy

@@ -93,8 +93,8 @@ fn any_number_of_replicas_gives_the_values_computed_by_hand() {
                     strategy.run(batch.unwrap(), |_, (p, y)| metrics.update(&p, &y)).unwrap();
                 }
                 let (numbers, matrix) = metrics.results();
-                // Right are 0.1, 0.4 and 0.8; of 6 pairs the positive is larger in (0.35, 0.1) and all of 0.8.
-                // Above 0.3 are 0.4, 0.35, 0.8 and 0.6, above 0.5 of the positive ones 0.8.
+                // 0.1, 0.4 and 0.8 are right. Of 6 pairs, the positive is larger in (0.35, 0.1) and the 3 of 0.8.
+                // 0.4, 0.35, 0.8 and 0.6 are above 0.3; of the positive ones, only 0.8 is above 0.5.
                 let expected = [2.25 / 5., 1.15 / 2., 3. / 5., 4. / 6., 2. / 4., 1. / 2., 3. / 5.];
                 for (a, b) in numbers.iter().zip(expected) {
                     assert!((a - b).abs() < 1e-7, "{strategy}, round {round}: {numbers:?}");
@@ -181,7 +181,7 @@ fn replicas_update_any_number_of_times_without_waiting() {
                 (0..id).try_for_each(|_| mean.update(&tensor(&[id as f64])))
             })
             .unwrap();
-        // Once 1, twice 2.
+        // The value 1 counts once, and 2 twice.
         assert_eq!(mean.result().unwrap(), 5. / 3.);
     });
 }
@@ -257,7 +257,7 @@ fn result_and_reset_in_a_replica_and_update_outside_are_errors_with_advice() {
             assert!(matches!(error.root_cause(), Error::WrongContext { .. }), "{error}");
             assert!(error.to_string().contains("after run"), "{error}");
         }
-        // In a merge function they belong.
+        // In a merge function, the call is permitted.
         let inside = strategy.run((), |ctx, ()| ctx.merge_call((), |_, _| metrics.mean.result())).unwrap();
         assert_eq!(inside.values(), [0., 0.]);
         let error = metrics.mean.update(&tensor(&[1f32])).unwrap_err();

@@ -170,7 +170,7 @@ fn attention_as_in_candles_examples_trains() {
             query: linear("query")?,
             key: linear("key")?,
             value: linear("value")?,
-            // The one with a bias has no gradient in candle: its kernel is fused.
+            // candle's layer norm with a bias has no gradient, because its kernel is fused.
             norm: candle_nn::layer_norm_no_bias(4, 1e-5, vb.pp("norm"))?,
             out: candle_nn::linear(4, 3, vb.pp("out"))?,
         })
@@ -368,7 +368,7 @@ fn a_model_with_batch_norm_trains_and_its_merged_form_evaluates() {
                             let loss = loss::cross_entropy(&model.forward_t(&x, true)?, &y)?;
                             return optimizer.minimize(ctx, loss, y.dim(0)?);
                         }
-                        // One device that sees what two replicas see: each half normalised by itself.
+                        // One device computes the same as two replicas, because each half is normalized separately.
                         optimizer.minimize_each(
                             ctx,
                             [0, 4].map(|start| {

@@ -150,7 +150,7 @@ fn a_replica_is_seen_to_wait_until_the_other_has_worked() {
             step.unwrap();
         });
         let tracks = read(&path);
-        // Lengths depend on what else the machine does; what comes before what does not.
+        // Durations depend on the load of the machine, but the order of events does not.
         let ends = |track: &str, name: &str| {
             tracks[track].iter().filter(|s| s.name == name).map(|s| s.end).collect()
         };
@@ -256,7 +256,7 @@ fn values_that_cannot_be_written_are_typed_errors() {
         let error = trace::to_file(&path).unwrap_err().to_string();
         assert!(error.contains("another trace is being written"), "{error}");
         first.finish().unwrap();
-        // And neither stands in the way of another.
+        // After both have finished, another trace can be written.
         trace::to_file(&path).unwrap().finish().unwrap();
         assert!(read(&path).is_empty());
 

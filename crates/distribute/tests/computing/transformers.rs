@@ -98,7 +98,7 @@ fn unmodified_llama_of_candle_trains_only_its_head() {
                 }
             }
         });
-        // And nobody sees it from the loss.
+        // The loss does not show it.
         assert!(losses[9] < losses[0], "{losses:?}");
         // If this fails because candle's rms norm has a backward now: docs/train/transformers.md and README say
         // otherwise.

@@ -101,7 +101,7 @@ fn each_replica_computes_with_a_fresh_copy() {
         assert!(a.id() != b.id() && a.id() != own.id() && b.id() != own.id());
         let values = |tensor: &Tensor| tensor.to_vec1::<f32>().unwrap();
 
-        // Outside of run at once; inside, behind the update and behind the merge.
+        // Outside of runs, writes are visible at once; in a run, after the update and after the merge.
         model.variables.set("w", &Tensor::new(&[2f32, 3.], &Device::Cpu).unwrap()).unwrap();
         assert_eq!((values(a), values(b)), (vec![2., 3.], vec![2., 3.]));
         let optimizer = Optimizer::with_rule(Sgd, &model.variables, 1.).unwrap();
@@ -113,7 +113,7 @@ fn each_replica_computes_with_a_fresh_copy() {
             Ok((behind_step, values(w)))
         });
         assert_eq!(seen.unwrap().into_values(), vec![(vec![1., 2.], vec![7., 8.]); 2]);
-        // What candle writes is not seen, but for those that were given out.
+        // Writes by candle's own calls are only noticed for variables that `trainable` has returned.
         own.set(&Tensor::new(&[4f32, 5.], &Device::Cpu).unwrap()).unwrap();
         let seen = strategy.run(&model, |_, w| Ok(values(w))).unwrap();
         assert_eq!(seen.into_values(), [[4., 5.], [4., 5.]]);
@@ -219,7 +219,7 @@ fn copies_have_an_aggregated_write_at_once() {
         let model = strategy.replicate(|vb| vb.get_with_hints(1, "w", Init::Const(1.))).unwrap();
         let seen = strategy.run(&model, |ctx, w| {
             let variable = model.variables.variable("w")?;
-            // One that the merge function fails behind.
+            // A write in a merge function that then fails.
             let failed = ctx.merge_call((), |_, _| -> Result<()> {
                 variable.assign(Tensor::new(&[3f32], &Device::Cpu)?)?;
                 Err(distribute::Error::other("no"))
@@ -301,7 +301,7 @@ fn variables_updated_on_a_device_are_read_written_saved_and_trained_as_on_the_ho
             strategy.run(&model, |ctx, w| by_closure.minimize(ctx, w.sum_all()?, 1)).unwrap();
             assert_eq!(value(&model.variables), [-1.0625, -0.0625]);
             step(&model, &optimizer);
-            // Who holds candle's variable reads and writes it at any time: the slots are on the host from now on.
+            // A program that has candle's variable may use it at any time, so slots are on the host from now on.
             let trainable = model.variables.trainable().unwrap();
             let w = &trainable[0].1;
             assert_eq!(w.to_vec1::<f32>().unwrap(), value(&model.variables));

@@ -22,7 +22,7 @@ fn a_step_out_of_gpu_memory_changes_nothing_or_reports_that_it_was_applied() {
     if part().is_some() {
         return each_allocation();
     }
-    // In a process of its own: others' memory would be refused as well.
+    // In a separate process, because allocations of other tests would fail as well.
     with_gpus(2, || {
         output(command(TEST, "child"), Duration::from_secs(50));
     });

@@ -31,8 +31,8 @@ impl Model {
         Ok(Self {
             words: nn::embedding(9, 8, vb.pp("words"))?,
             bag: nn::embedding_bag(9, 8, BagMode::Mean, vb.pp("bag"))?,
-            // The last row and column of an image are in no place of the kernel. A bias before the norm has no gradient
-            // but what is rounded, by which Adam would divide.
+            // The last row and column of an image are at no position of the kernel. The gradient of a bias before the
+            // norm would be a rounding error, by which Adam would divide.
             image: nn::conv2d_no_bias(
                 1,
                 2,
@@ -217,7 +217,7 @@ pub fn by_two(strategy: &Strategy) -> Vec<Trained> {
         add("row_adagrad", train(strategy, RowAdagrad::default(), 0.1, false, dtype));
         add("ftrl", train(strategy, Ftrl::default(), 0.1, false, dtype));
         if dtype == DType::F64 {
-            // These divide gradients by their size: of a small one all bits of it count.
+            // These divide gradients by their size, which magnifies rounding errors of small ones.
             add("adafactor", train(strategy, Adafactor::default(), 0.01, false, dtype));
             add("lamb", train(strategy, Lamb::default(), 0.01, false, dtype));
             add("adam", train(strategy, Adam::default(), 0.01, false, dtype));

@@ -41,7 +41,7 @@ pub fn every_batch_is_split_evenly(case: &Case, inputs: &Inputs<'_>) -> Found {
     if !parted && !over_workers || is_unbatched(inputs) {
         return Ok(None);
     }
-    // Of a dataset without any batch TensorFlow's pieces of size 0 are still made, without end for some.
+    // For a dataset without any batch, TensorFlow still makes pieces of size 0, in some cases without end.
     let nothing = outcome(case).is_some_and(|theirs| !theirs.values().any(has_ids));
     let steps = json!({"steps": []});
     Ok(Some(if nothing { Difference::outcome("DIST-4", steps) } else { theirs(case, "DIST-4") }))

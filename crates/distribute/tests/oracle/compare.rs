@@ -32,7 +32,7 @@ pub fn compare(place: &str, got: &Value, want: &Value, tolerance: Tolerance) -> 
             if equal { Ok(()) } else { Err(format!("{place}: got {got}, want {want}")) }
         }
         (Value::Object(g), Value::Object(w)) if g.contains_key("error") && w.contains_key("error") => {
-            // A class, or an object with it and more.
+            // Either the name of a class, or an object that contains it.
             let class = |error: &Value| error.get("type").unwrap_or(error).as_str().map(String::from);
             let kind = |error: &Value| class(error).as_deref().and_then(Kind::of_type);
             match (kind(&g["error"]), kind(&w["error"])) {

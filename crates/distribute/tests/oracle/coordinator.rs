@@ -209,7 +209,7 @@ mod functions {
     ) -> Result<distribute::input::DistributedDataset<(HostTensor, HostTensor)>> {
         worker.strategy().distribute_datasets_from_function(move |context| {
             let batch = context.get_per_replica_batch_size(batch)?;
-            // Which pipeline that is, is told from the worker that reads it.
+            // The number of the pipeline is computed from the worker that reads it.
             let own = current_worker_index()?;
             let at = context.input_pipeline_id as i64
                 - if context.num_input_pipelines > 1 { own as i64 } else { 0 };
@@ -272,7 +272,7 @@ struct Script {
 /// Runs the cases of coordinator.json.
 pub fn oracle_coordinator(case: &Case, inputs: &Inputs<'_>) -> Ran {
     match inputs.text("op")? {
-        // CC-1: that another strategy has none is the compiler's word here.
+        // CC-1: here the compiler refuses a coordinator of another strategy.
         "coordinator_for" => match inputs.text("strategy")? {
             "one_device" => Err(Error::NotSupported {
                 operation: "ClusterCoordinator::new",
@@ -429,7 +429,7 @@ impl Script {
             }
             "py_plus_one" => to.schedule(functions::plus_one, (int(0)?,)),
             "not_callable" => {
-                // It does not compile here.
+                // The program does not compile here.
                 let reason = "what is no function".to_owned();
                 return Err(Error::InvalidArgument { operation: "schedule", reason }.into());
             }

@@ -99,7 +99,7 @@ fn never_merged_by_identity(case: &Case, inputs: &Inputs<'_>) -> Found {
         return Ok(None);
     }
     let wrapped = wrap(result, case.replicas);
-    // What is not wrapped by TensorFlow has no replicas, so there is no identity to speak of.
+    // Values that TensorFlow does not wrap have no replicas, so there is no identity to compare.
     let rule = match inputs.optional("strategy").and_then(Value::as_str) {
         Some("one_device" | "default") => "RUN-12",
         _ => "MERGE-6",

@@ -79,7 +79,7 @@ impl Kind {
                 tensor::Error::Index { operation: "index", .. } => Some(Kind::Named("IndexError".into())),
                 _ => Some(Kind::BadArgument),
             },
-            // Rows that a variable never takes in this way are "not supported"; all else could be done elsewhere.
+            // Row writes that the variable never supports are "not supported"; others need another context.
             Error::VariableAccess { operation, synchronization, aggregation, .. } => {
                 let summed = matches!(aggregation, VariableAggregation::Sum | VariableAggregation::Mean);
                 let never = *synchronization == VariableSynchronization::OnRead
@@ -147,7 +147,7 @@ impl Kind {
             | data::Error::TooFewFiles { .. }
             | data::Error::NoEmptyBatch { .. }
             | data::Error::Parameter { .. } => Some(Kind::BadArgument),
-            // What the user's function said.
+            // The error of the user's function.
             data::Error::DatasetFunction { cause, .. } => Kind::of_error(cause.downcast_ref::<Error>()?),
             _ => None,
         }

@@ -34,7 +34,7 @@ pub fn oracle_partitioners(_: &Case, inputs: &Inputs<'_>) -> Ran {
 }
 
 fn partitioner(inputs: &Inputs<'_>) -> Result<Box<dyn Partitioner>, Stop> {
-    // What is negative cannot be said here: it is refused as 0 is.
+    // Negative numbers have no representation here, so they are refused like 0.
     let number = |args: &Inputs<'_>, name: &str| match args.optional(name).filter(|value| !value.is_null()) {
         Some(value) => {
             value.as_i64().map(|n| Some(n.max(0) as usize)).ok_or_else(|| format!("{name} is no integer"))

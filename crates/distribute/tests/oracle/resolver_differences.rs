@@ -189,7 +189,7 @@ pub fn slurms_ranks_are_slurms(case: &Case, inputs: &Inputs<'_>) -> Found {
     let mut ours = outcome.clone();
     let without_gpus = outcome.get("cluster_spec").is_some_and(|spec| spec.get("error").is_some());
     if without_gpus && step.gpus_per_node > 0 && step.gpus_per_task.is_none() {
-        // Fewer GPUs than tasks of a node, which nobody said is meant.
+        // There are fewer GPUs than tasks of a node, and no setting permits this.
         return Ok(Some(Difference::error("RES-3", "RuntimeError")));
     }
     let (job, index) = step.tasks.get(step.rank).ok_or("the rank is no task")?;

@@ -96,7 +96,7 @@ fn same_for_every_count(case: &Case, inputs: &Inputs<'_>, train: impl Fn(&Strate
         outcomes.push((count, train(&MirroredStrategy::cpus(count as usize)?)?));
     }
     let (_, last) = outcomes.last().cloned().ok_or_else(|| Stop::Runner("no replica counts".into()))?;
-    // Each is compared with what TensorFlow gave.
+    // Each outcome is compared with that of TensorFlow.
     if let super::case::Expect::Outcome(Value::Object(want)) = &case.expect {
         for (count, got) in &outcomes {
             for (name, want) in want {

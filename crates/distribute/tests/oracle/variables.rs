@@ -196,7 +196,7 @@ fn scatter(case: &Case, inputs: &Inputs<'_>, strategy: &Strategy) -> Ran {
 fn update(inputs: &Inputs<'_>, strategy: &Strategy) -> Ran {
     let variable = create(strategy, &inputs.object("variable")?)?;
     let function = inputs.text("fn")?;
-    // Results are there one by one and together, whatever is asked for.
+    // Results can be accessed together and individually, so this flag has no effect.
     inputs.flag("group")?;
     let mut calls = 0;
     let mut apply = |variable: &Variable, x: Leaf| {
@@ -299,7 +299,7 @@ fn value_container(strategy: &Strategy) -> Ran {
     let copies = strategy.run((), |_, ()| variable.as_tensor())?;
     Ok(json!({
         "component_in_container": copies.iter().all(&is_copy_of),
-        // That a variable is its own container is in its type: what has one is a tensor.
+        // The type of a variable makes it its own container, so the argument is a tensor.
         "variable_itself": is_copy_of(&strategy.scope(|| variable.as_tensor())?),
         "plain_tensor_itself": strategy.value_container(&tensor()?).is_none(),
     }))

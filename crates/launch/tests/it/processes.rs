@@ -127,7 +127,7 @@ fn a_slow_reader_loses_nothing() {
             }
         });
         let mut running = launch.spawn().unwrap();
-        // Longer than a process that has left its task could hold it up.
+        // Longer than the launcher waits for the output of a process that has left its task.
         assert!(running.wait(Deadline::after(Duration::from_secs(4))).is_err());
         drop(free);
         assert!(ended(running).is_success());
@@ -150,7 +150,7 @@ fn the_first_failed_task_is_named_and_the_others_are_stopped() {
     watched(|| {
         let fifo = Fifo::new();
         let heard = fifo.read();
-        // The others have a child each, which ignores SIGTERM.
+        // Each of the others has a child that ignores SIGTERM.
         let text = r#"exec 9>"$PIPE"; case $TF_CONFIG in
             *'"worker","index":1'*) echo ready >&9; read go <"$GO"; echo 'no more data' >&2; exit 3;;
             *) (trap '' TERM; echo child >&9; sleep 1000) & echo ready >&9; wait;;
@@ -397,12 +397,12 @@ fn a_job_can_be_stopped_and_one_that_is_dropped_is_killed() {
 #[test]
 fn a_command_has_no_untracked_children() {
     watched(|| {
-        // The guard is a grandchild, and `wait` in a shell would not tell: look for it.
+        // The guard is a grandchild, which `wait` in a shell does not report, so children are counted.
         let text =
             "grep -l \"^PPid:[[:space:]]*$$\\$\" /proc/[0-9]*/status 2>/dev/null | grep -v \"/$$/\" | wc -l";
         let (launch, said) = script(&Layout::new(1), text);
         assert!(ended(launch.spawn().unwrap()).is_success());
-        // The three of the pipeline itself, as far as they run already.
+        // The pipeline itself has up to three processes at this time.
         let children: usize = said.of(&worker(0))[0].trim().parse().unwrap();
         assert!(children <= 3, "{children}");
         assert!(split_words("a b").is_some());
@@ -417,7 +417,7 @@ fn a_worker_that_is_lost_or_suspended_while_the_chief_exits_does_not_delay_the_e
         for (signal, restarts) in [(Signal::Kill, 3), (Signal::Stop, 0)] {
             let (fifo, go) = (Fifo::new(), Fifo::new());
             let heard = fifo.read();
-            // Workers wait for a chief as long as for its lease; worker 0 is told when the job is over.
+            // Workers would wait for the chief's lease, so the test lets worker 0 exit together with the chief.
             let text = r#"exec 9>"$PIPE"; case $TF_CONFIG in
                 *'"type":"chief"'*) echo ready >&9; read go <"$GO"; exit 0;;
                 *'"worker","index":0'*) echo ready >&9; read go <"$GO"; exit 0;;

@@ -156,7 +156,7 @@ fn compiled(folder: &Path, kernels: &[Kernel]) -> Option<PathBuf> {
     let (source, program) = (folder.join("kernels.c"), folder.join("kernels"));
     std::fs::write(&source, text).unwrap();
     let mut compile = Command::new("cc");
-    // As a GPU is told to: products and sums are rounded each.
+    // As on a GPU, products and sums are rounded separately.
     compile
         .args(["-std=gnu11", "-O2", "-ffp-contract=off", "-Wall", "-Werror", "-o"])
         .arg(&program)
@@ -214,7 +214,7 @@ fn run<F: Bits>(
 
 fn same_as_on_slices<F: Bits>(program: &Path, number: usize, rule: &dyn Rule) {
     let mut random = SplitMix(number as u64);
-    // The last but one leaves threads without an element, and of the last a thread has several.
+    // In the last case but one, some threads have no element; in the last, threads have several.
     for (count, grid) in [(0, (1, 256)), (1, (1, 256)), (1023, (4, 256)), (1025, (5, 256)), (1025, (2, 96))] {
         let slots = rule.slots().len();
         let mut all: Vec<Vec<F>> =

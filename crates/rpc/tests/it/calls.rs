@@ -140,7 +140,7 @@ fn a_timed_out_call_keeps_its_slot_until_it_is_answered() {
         let error = client.call("later", Message::default(), soon).unwrap_err();
         assert!(matches!(error, CallError::WindowFull { window: 2, .. }), "{error}");
         assert!(error.to_string().contains("2 calls of this connection wait for answers"), "{error}");
-        // What comes too late makes room, and is nobody's answer.
+        // A late answer frees its place in the window, and no call receives it.
         let (_, reply) = kept.recv_timeout(PATIENCE).unwrap();
         reply.answer("", "too late");
         let started = client.start("later", Message::default(), PATIENCE).unwrap();
@@ -243,7 +243,7 @@ fn an_unneeded_server_exits() {
         let server = server(|builder| builder.lease(lease));
         let chief = client(&server, Job::Chief.task(0));
         assert_eq!(server.join_timeout(3 * lease).unwrap(), None);
-        // Those of its own job come and go for other reasons.
+        // Connections of the server's own job do not count.
         let _peer = client(&server, Job::Ps.task(1));
         drop(chief);
         assert_eq!(server.join().unwrap(), ShutdownReason::Left(lease));
@@ -513,7 +513,7 @@ fn a_certificate_for_one_task_is_refused_for_another() {
             connect(task, identity).unwrap();
         }
         drop(server);
-        // The other way round: who listens there is not the task that is called.
+        // In the other direction: the process at this address is not the task that is called.
         let server = support::server(|builder| builder.credentials(of_worker.clone()));
         let error = support::clients(&server, Job::Chief.task(0)).credentials(of_chief);
         let error = error.connect(&ps(), PATIENCE).unwrap_err().to_string();

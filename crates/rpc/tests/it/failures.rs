@@ -24,7 +24,7 @@ fn serve_for_ever() -> ! {
 fn process(test: &str) -> (Killed, String) {
     let mut child = Killed(command(test, "serve").spawn().unwrap());
     let out = BufReader::new(child.0.stdout.take().unwrap());
-    // The watchdog of the test ends a process that says nothing.
+    // The watchdog of the test ends a process that prints nothing.
     let at = out.lines().map_while(Result::ok).find_map(|line| {
         line.split_once("at 127.0.0.1:").map(|(_, port)| format!("127.0.0.1:{}", port.trim()))
     });
@@ -64,7 +64,7 @@ fn a_killed_server_is_noticed_at_once() {
             for call in calls {
                 lost(call.join().unwrap().unwrap_err(), "connection");
             }
-            // Long before the silence of 30 s, of which the promise is 200 ms; this machine may be busy.
+            // Far below the 30 s after which silence is noticed. The promise is 200 ms, but this machine may be busy.
             assert!(waited.elapsed() < Duration::from_secs(5), "{:?}", waited.elapsed());
         });
     });
@@ -125,14 +125,14 @@ fn garbage_closes_only_the_connection_that_sent_it() {
         let client = client(&server, Job::Worker.task(0));
         let mut random = SplitMix(5);
         let noise: Vec<u8> = (0..50_000).map(|_| random.bits() as u8).collect();
-        // Those who have not said who they are.
+        // Callers that send no hello.
         let _silent: Vec<_> =
             (0..20).map(|_| TcpStream::connect(server.address().to_string()).unwrap()).collect();
         for bytes in [&noise[..], b"GET / HTTP/1.1\r\n\r\n", b"dstrbnet"] {
             let mut socket = TcpStream::connect(server.address().to_string()).unwrap();
             let _ = socket.write_all(bytes);
         }
-        // Those who have, and then send what is no frame, none of a call, or one that is cut off.
+        // Callers that then send no frame, no frame of a call, or an incomplete one.
         let call = |service: &str| {
             let mut head = vec![1];
             head.extend_from_slice(&7u64.to_le_bytes());
@@ -157,7 +157,7 @@ fn garbage_closes_only_the_connection_that_sent_it() {
             if bytes == cut_off {
                 let _ = socket.shutdown(std::net::Shutdown::Write);
             }
-            // Its end, which the server makes, whatever heartbeats come before. It may be reset, where it still sends.
+            // The server closes the connection in spite of heartbeats. It may be reset while data is being sent.
             let ended = socket.read_to_end(&mut Vec::new());
             let timed_out = |error: &std::io::Error| error.kind() == std::io::ErrorKind::WouldBlock;
             assert!(!ended.as_ref().is_err_and(timed_out), "{ended:?}");
@@ -194,7 +194,7 @@ fn a_caller_that_does_not_follow_the_protocol_is_named_in_the_log() {
             ),
             (frame(1, 0, 0, b""), "it sent something other than a call"),
         ] {
-            // A server only counts the next one, so each has its own.
+            // A server logs only the first of these errors and counts the next ones, so each case has its own server.
             let (mut child, address) = process(name);
             let mut socket = authenticated(&address);
             socket.write_all(&bytes).unwrap();

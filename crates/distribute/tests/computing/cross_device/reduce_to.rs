@@ -153,7 +153,7 @@ fn rto_6_a_mirrored_value_is_there_once_for_each_replica() {
         assert_eq!(*strategy.reduce_to(ReduceOp::Sum, &five, "cpu:0").unwrap().get(), 5. * count);
         let mean = strategy.reduce_to(ReduceOp::Mean, &five, &five).unwrap();
         assert_eq!(mean.copies(), vec![&5.; replicas], "{strategy}");
-        // T1: whether parts are one object plays no part.
+        // T1: it plays no part whether the values of the replicas are one object.
         let same = tensor(&[1.]);
         let sum = strategy.reduce_to(ReduceOp::Sum, each(strategy, |_| same.clone()), "cpu:0").unwrap();
         assert_eq!(floats(sum.get()), [count], "{strategy}");
@@ -287,7 +287,7 @@ fn def_2_and_one_2_one_replica_has_its_value_back() {
             assert_eq!(*strategy.reduce_to(op, 3f32, "cpu:0").unwrap().get(), 3.);
             let one = per_replica([HostTensor::vector(vec![1f32, 2.])]);
             assert_eq!(strategy.reduce_to(op, &one, &one).unwrap().get(), &one.values()[0]);
-            // What has no reduction over two replicas has none over one.
+            // A type that cannot be reduced over two replicas cannot be reduced over one.
             let bools = per_replica([HostTensor::vector(vec![true, false])]);
             assert!(matches!(strategy.reduce_to(op, &bools, &bools), Err(Error::Tensor { .. })));
         }

@@ -80,12 +80,12 @@ fn equals_candles_and_refuses_the_same_input() {
     assert!(layer.forward(&numbers(&[1, 2, 5, 5], DType::F32, 1)).is_err());
     assert!(layer.forward(&numbers(&[3, 5, 5], DType::F32, 1)).is_err());
     assert!(layer.forward(&numbers(&[1, 3, 5, 5], DType::F64, 1)).is_err());
-    // A padding with which the number of places wraps.
+    // With this padding, the number of output positions overflows.
     let padded = Conv2dConfig { padding: 1 << (usize::BITS / 2 - 1), ..Default::default() };
     let huge = Conv2d::new(numbers(&[2, 3, 1, 1], DType::F32, 1), None, padded);
     let error = huge.forward(&numbers(&[1, 3, 2, 2], DType::F32, 1)).unwrap_err().to_string();
     assert!(error.contains("conv2d") && error.contains("more elements than memory has addresses"), "{error}");
-    // Where candle panics.
+    // candle panics in this case.
     assert!(
         layer
             .forward(&numbers(&[1, 3, 2, 5], DType::F32, 1))

@@ -82,7 +82,7 @@ fn a_backward_that_fails_leaves_nothing_for_the_next_step() {
 #[test]
 fn two_optimizers_train_two_parts_of_one_graph() {
     watched(|| {
-        // One after the other, each by a loss that both parts are in: the other part's gradients go nowhere.
+        // One after the other, each by a loss of both parts. The gradients of the other optimizer's part are not used.
         let train = |by_hand: bool| {
             let strategy = mirrored(2);
             let (one, other) =
@@ -135,7 +135,7 @@ fn outside_minimize_gradients_are_candles() {
                     assert_same(std::slice::from_ref(gradient), std::slice::from_ref(candles), name);
                 }
             }
-            // After a step, too, the bucket is closed.
+            // After a step, the bucket is closed as well.
             optimizer.minimize(ctx, loss()?, 2)?;
             assert!(loss()?.backward()?.get(a.weight()).is_some());
             Ok(())

@@ -61,7 +61,7 @@ impl Mask {
             Mask::Pairs => Some(numbers(&[queries, keys], dtype, 5)),
             Mask::Keys => Some(numbers(&[batch, 1, 1, keys], dtype, 5)),
             Mask::Heads => Some(numbers(&[1, heads, queries, 1], dtype, 5)),
-            // Never the first key, which every query sees.
+            // The first key is never hidden, so every query sees a key.
             Mask::Hidden => {
                 let hidden: Vec<u8> =
                     (0..batch * keys).map(|i| u8::from(i % keys > 0 && i % 3 > 0)).collect();
@@ -163,7 +163,7 @@ proptest! {
         let stock = results(&inputs, |t| plain_rope(name, &t[0], &t[1], &t[2])).unwrap();
         assert_same(&fast, &stock, &format!("{name} {shape:?} {table:?} {lies:?}"));
         if !per_batch {
-            // And candle's own, forward.
+            // The forward results are also those of candle's functions.
             let t: Vec<_> = inputs.iter().map(|(t, _)| t.clone()).collect();
             let stock = match name {
                 "rope" => candle_nn::rotary_emb::rope(&t[0], &t[1], &t[2]),
@@ -262,7 +262,7 @@ fn large_scores_are_no_overflow_and_hidden_ones_are_0() {
             Tensor::new(&[[1e4f64, 0., -1e4], [f64::NEG_INFINITY, -2e30, f64::NEG_INFINITY]], &Device::Cpu);
         let y = ops::softmax_last_dim(&x.unwrap().to_dtype(dtype).unwrap()).unwrap();
         assert_eq!(flat(&y), [1., 0., 0., 0., 1., 0.]);
-        // What sees nothing, or what nobody knows, is not made up.
+        // If all logits are -inf, or one is NaN or inf, the result is NaN.
         for lost in [[f64::NEG_INFINITY; 2], [f64::NAN, 1.], [f64::INFINITY, 1.]] {
             let x = Tensor::new(&lost, &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
             assert!(flat(&ops::softmax_last_dim(&x).unwrap())[0].is_nan(), "{lost:?}");
@@ -393,7 +393,7 @@ fn wrong_shapes_are_errors_that_name_them() {
     fails(mixed(&wide(&k), &of(&k)), &format!("sdpa: {}", of_f64("k", "q")));
     fails(mixed(&of(&k), &wide(&k)), &format!("sdpa: {}", of_f64("v", "q")));
     fails(ops::sdpa(&of(&q), &of(&k), &of(&k), None, false, 1., f32::NEG_INFINITY), "has to be positive");
-    // Tables of one number behind each row: a product of which no memory holds the result.
+    // All rows are views of one number, but their product would need more memory than there are addresses.
     let half = 1usize << (usize::BITS / 2);
     let long = of(&[1, 1, 1, 1]).broadcast_as((1, 1, half, 1)).unwrap();
     fails(ops::sdpa(&long, &long, &long, None, false, 1., 1.), "more elements than memory has addresses");
@@ -453,8 +453,8 @@ fn every_function_has_a_gradient() {
         let gradient = gradient(f).unwrap_or_else(|| panic!("{name} is cut off"));
         assert!(flat(&gradient).iter().any(|x| *x != 0.), "{name}");
     }
-    // candle's, which the guide and the warning of a first step name. Where one gains a gradient, both are to be
-    // changed.
+    // candle's functions that the guide and the warning of a first step name. If candle adds a gradient to one, change
+    // both.
     let cut: [Of; 3] = [
         ("softmax_last_dim", candle_nn::ops::softmax_last_dim),
         ("rms_norm", |x| candle_nn::ops::rms_norm(x, &Tensor::ones(4, DType::F32, &Device::Cpu)?, 1e-3)),
@@ -472,7 +472,7 @@ fn columns_of_zero_rows_are_accepted_at_any_offset() {
     use distribute::nn::{Dropout, Linear, embedding, loss};
     use distribute::tensor::Leaf;
     for dtype in [DType::F32, DType::F64] {
-        // The layout begins behind the end of the memory, in which there is nothing.
+        // The layout starts after the end of the memory, which is empty.
         let columns =
             |width| Tensor::zeros((0, 8), dtype, &Device::Cpu).unwrap().narrow(1, 3, width).unwrap();
         let ones = |shape: &[usize]| Tensor::ones(shape, dtype, &Device::Cpu).unwrap();
@@ -490,7 +490,7 @@ fn columns_of_zero_rows_are_accepted_at_any_offset() {
         assert_eq!(loss::mse(&x, &x).unwrap().dims(), [0usize; 0]);
         let table = candle_nn::VarBuilder::zeros(dtype, &Device::Cpu);
         assert_eq!(embedding(5, 2, table).unwrap().forward(&labels).unwrap().dims(), [0, 2]);
-        // What is reduced, gathered and brought to the host.
+        // The same in reductions, in gathers and in copies to the host.
         let leaf = || Leaf::Candle(x.clone());
         assert_eq!(HostTensor::from_candle(&x).unwrap().dims(), [0, 4]);
         assert_eq!(Leaf::concat(&[leaf(), leaf()], 0).unwrap().dims(), [0, 4]);

@@ -142,7 +142,7 @@ fn zero_rows_are_accepted_for_each_rank() {
 
 #[test]
 fn a_result_that_no_memory_holds_is_an_error() {
-    // Its number of elements wraps to 0. One number behind all rows: the test takes no memory either.
+    // The number of elements wraps to 0. All rows are views of one number, so the test needs little memory.
     let half = 1usize << (usize::BITS / 2);
     let long = numbers(&[1, 1], DType::F32, 1).broadcast_as((half, 1)).unwrap();
     let error = nn::Linear::new(long.clone(), None).forward(&long).unwrap_err().to_string();

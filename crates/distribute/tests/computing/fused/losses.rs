@@ -136,7 +136,7 @@ fn classes_that_are_masked_out_and_numbers_that_are_none() {
     assert_eq!(gradient, [-0.25, 0., 0.25, 0., -0.25, 0.25]);
     assert!(of([[1., f32::NAN, 1.], [0.; 3]]).0.is_nan());
     assert!(of([[1., f32::INFINITY, 1.], [0.; 3]]).0.is_nan());
-    // Far beyond what an exponential can be of.
+    // The logits are far beyond the range of an exponential.
     let (loss, gradient) = of([[1e30, 0., 0.], [0., -1e30, 0.]]);
     assert_eq!((loss, gradient[0], gradient[4]), (0.5e30, 0., -0.5));
 }
@@ -169,7 +169,7 @@ fn binary_cross_entropy_is_exact_for_logits_of_any_size() {
 fn zero_rows_give_0_and_other_shapes_an_error() {
     let none = Tensor::zeros((0, 4), DType::F32, &Device::Cpu).unwrap();
     let zero = |loss: Result<Tensor>| assert_eq!(loss.unwrap().to_scalar::<f32>().unwrap(), 0.);
-    // Rows on one side only are a mistake, which would count as examples.
+    // Rows on one side only are an error: otherwise they would count as examples.
     assert!(loss::cross_entropy(&none, &labels(3, 4, DType::U32)).is_err());
     assert!(loss::nll(&none, &labels(3, 4, DType::U32)).is_err());
     assert!(loss::mse(&none, &numbers(&[3, 4], DType::F32, 1)).is_err());

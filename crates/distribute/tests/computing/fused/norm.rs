@@ -45,7 +45,7 @@ fn a_mean_far_from_0_costs_no_precision() {
     let inputs = [(x, Lies::Plain), (numbers(&[33], DType::F64, 2), Lies::Plain)];
     let fast = results(&inputs, |t| LayerNorm::new_no_bias(t[1].clone(), 1e-5).forward(&t[0])).unwrap();
     let stock = results(&inputs, |t| plain(&t[0], &t[1], None, true, 1e-5)).unwrap();
-    // The elements themselves are known to 1e-10 of their distance from the mean.
+    // The elements are accurate to 1e-10 of their distance from the mean.
     for (fast, stock) in fast.iter().zip(&stock) {
         let apart = (fast - stock).unwrap().abs().unwrap().max_all().unwrap().to_scalar::<f64>().unwrap();
         assert!(apart < 1e-8, "{apart}");

@@ -83,7 +83,7 @@ impl Net {
         let y = self.linear(&y, &self.inner.t()?, None)?.tanh()?;
         let y = self.linear(&y, &(&self.inner * 0.5)?, Some(&self.frozen.detach()))?.tanh()?;
         let y = self.linear(&y, &self.inner.detach(), None)?;
-        // And by an operation that is no layer.
+        // The variables are also used in an operation that is no layer.
         let y = (y.broadcast_mul(&self.norm)? + self.inner.sum_all()?.broadcast_as(y.dims())?)?;
         self.linear(&y.mean(1)?, &self.out, None)
     }
@@ -193,7 +193,7 @@ fn models_of_f32_and_with_other_rules_resume_identically() {
         let make = |fast| train(fast, rows, How::Minimize, DType::F32, Momentum::new(0.9));
         assert_same(&make(true), &make(false), "f32");
         let make = |fast| train(fast, rows, How::Minimize, DType::F64, Adam::default());
-        // Adam divides gradients by their size, errors with them.
+        // Adam divides gradients by their size, and so it magnifies rounding errors of small ones.
         let near = |(a, b): (&Tensor, &Tensor)| {
             let apart = (a - b).unwrap().abs().unwrap().max_all().unwrap().to_scalar::<f64>().unwrap();
             assert!(apart < 1e-9, "{apart}");

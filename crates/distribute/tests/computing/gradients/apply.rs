@@ -19,7 +19,7 @@ fn minimize_is_gradients_of_the_loss_and_apply_gradients() {
                 for _ in 0..3 {
                     let step = strategy.run(&model, |ctx, weights| {
                         let replica = ctx.replica_id_in_sync_group();
-                        // Some get no example.
+                        // Some replicas get no example.
                         let (loss, examples) = (loss(weights, replica)?, (replica + 1) % 3);
                         let scaled = (&loss * examples as f64)?;
                         match way {
@@ -40,7 +40,7 @@ fn minimize_is_gradients_of_the_loss_and_apply_gradients() {
                 model
             };
             let expected = train(0);
-            // The same way to the bit; another way of weighting rounds otherwise.
+            // The same kind of weighting gives the same bits; another kind rounds otherwise.
             assert_eq!(bits(&train(if n == 1 { 1 } else { 2 })), bits(&expected), "{n} replicas");
             for way in [1, 2, 3] {
                 for (got, want) in numbers(&train(way)).iter().zip(numbers(&expected)) {
@@ -62,7 +62,7 @@ fn sum_and_mean_over_replicas_are_right() {
             assert_eq!(sum, [total, -4. * n as f64]);
             let mean = reduced(n, Ok, gradient, |_| ReduceOp::Mean.into()).unwrap();
             assert!((mean[0] - total / n as f64).abs() < 1e-15 && (mean[1] + 4.).abs() < 1e-15, "{mean:?}");
-            // A replica without a gradient counts as zero: it is one of those that the mean is over.
+            // A replica without a gradient counts as zero in the mean.
             let some = |replica: usize| (replica == 0).then(|| vec![6.]);
             let mean = reduced(n, Ok, some, |_| ReduceOp::Mean.into()).unwrap();
             assert_eq!(mean, [6. * (1. / n as f64)]);
@@ -254,7 +254,7 @@ fn if_graphs_contain_collectives_all_replicas_need_the_same_number_of_micro_batc
                 let losses = (0..if equal { 2 } else { mine })
                     .map(|i| Ok(((w.sum_all()? * [1., 2., 4.][mine + i - 1])?, usize::from(i < mine))));
                 optimizer.minimize_each(ctx, losses)?;
-                // It is there until the step ends.
+                // The tensor exists until the step ends.
                 Ok(logged.dims().len())
             })
         };

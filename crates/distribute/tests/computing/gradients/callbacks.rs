@@ -65,7 +65,7 @@ fn callbacks_of_a_step_may_read_the_optimizers_progress() {
                 assert!(step(&strategy, &optimizer).iter().all(String::is_empty));
             }
             assert_eq!(*seen.lock().unwrap(), [(0, 0.5, true), (1, 0.5, true)], "{n} replicas");
-            // Afterwards both are there.
+            // After the steps, slots can be read and the optimizer can be saved.
             let optimizer = optimizer.get().unwrap();
             optimizer.slot("w", "m").unwrap();
             Checkpoint::new().part("o", optimizer).writer().unwrap();

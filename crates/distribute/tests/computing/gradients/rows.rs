@@ -21,7 +21,7 @@ pub(crate) enum Brought {
     Dense,
 }
 
-// Large enough for several owners: they own blocks of 2048 elements, of a table or of the rows that are there.
+// Large enough for several owners, which have blocks of 2048 elements of a table or of its rows in a gradient.
 pub(crate) const HEIGHT: usize = 701;
 pub(crate) const WIDTH: usize = 8;
 
@@ -126,7 +126,7 @@ proptest! {
             let rule = RowAdagrad::default();
             assert_eq!(train_table(&rule, &[], &steps, true), train_table(&rule, &[], &steps, false));
             assert_eq!(train_table(&rule, &transforms, &steps, true), train_table(&rule, &transforms, &steps, false));
-            // It moves absent rows, in both.
+            // Both of these rules also move rows that have no gradient.
             let rule = Adam::default();
             assert_eq!(train_table(&rule, &[], &steps, true), train_table(&rule, &[], &steps, false));
             let rule = Adafactor::default();
@@ -214,7 +214,7 @@ fn empty_slices_are_a_gradient_of_zero_and_none_is_no_gradient() {
             let once = train_table(&Adam::default(), &[], std::slice::from_ref(&first), true).1;
             assert_eq!(none[7..], once[7..], "without gradients the table and its slots stay");
             assert_ne!(empty[7..], once[7..], "Adam goes on where the gradient is zero");
-            // With a rule that does not, the step is made but the table stays.
+            // With a rule that does not move rows without a gradient, the step counts, but the table stays.
             let lazy = |steps: &[Vec<Brought>]| train_table(&Adam::lazy(), &[], steps, true).1;
             let empty = vec![Brought::Rows(Vec::new()); n];
             assert_eq!(lazy(&[first.clone(), empty])[7..], lazy(std::slice::from_ref(&first))[7..]);

@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// Returns the table and its slots after the given steps, if they are stored in shards.
 fn train_shards<R: Rule + Clone>(rule: &R, steps: &[Brought], shards: usize) -> Vec<f64> {
     let cut = RowPartition::div(HEIGHT, shards);
-    // As the model draws it.
+    // The same first values as the model's.
     let uniform = Initializer::new(Distribution::Uniform { lo: -1., up: 1. }, 3, "table");
     let tables: Vec<Table> = (0..cut.shards())
         .map(|i| Table::initialized("table", &[HEIGHT, WIDTH], DType::F32, &uniform, (cut, i)).unwrap())

@@ -67,7 +67,7 @@ fn norms_are_of_each_variable_or_of_all() {
                 let run = strategy.run((), |ctx, ()| {
                     let mut gradients = Gradients::new(&optimizer);
                     gradients.insert("a", vector(&[2., 1., 2.]))?;
-                    // By row: twice the same, of norm 4 in all.
+                    // Rows with a duplicate: the gradient has the norm 4.
                     let values = HostTensor::new(vec![1., 1., 1., 1., 1., 1., 2., 0., 0.], [3, 3])?;
                     gradients
                         .insert("b", IndexedSlices::new(values, HostTensor::vector(vec![3, 3, 0]), None)?)?;
@@ -148,7 +148,7 @@ fn a_transform_sees_complete_gradients_once_after_the_reduction_and_on_each_repl
         );
         assert_eq!(reduced(2, |o| o.before_reduce(halve.clone()), gradient, weighting).unwrap(), [2.]);
         assert_eq!(calls.0.load(Ordering::Relaxed), 2);
-        // Those by row come by row: duplicates added up, ascending.
+        // A function receives gradients by row with ascending indices, and duplicates are added up.
         let strategy = mirrored(2);
         let model = one_weight(&strategy, (5, 1));
         let seen = Transform::each(|_, gradient| {
@@ -196,7 +196,7 @@ fn a_closure_that_fails_or_panics_fails_the_step_and_changes_nothing() {
 
 #[test]
 fn the_bits_after_a_clip_do_not_depend_on_the_partition() {
-    // All replicas bring the same: their number changes the cut of the parameters, but not the reduced gradient.
+    // All replicas have equal gradients, so their number changes the partition but not the reduced gradient.
     watched(|| {
         let train = |n: usize| {
             let strategy = mirrored(n);
@@ -220,7 +220,7 @@ fn the_bits_after_a_clip_do_not_depend_on_the_partition() {
                     let rows = HostTensor::new((0..700 * 13).map(value).collect(), [700, 13])?;
                     let indices = (0..700).map(|i| (i * 37 + step as i64) % 501).collect();
                     gradients.insert("rows", IndexedSlices::new(rows, HostTensor::vector(indices), None)?)?;
-                    // The others bring nothing, so that sums are of one.
+                    // Only replica 0 has examples, so each sum has one term.
                     let examples = usize::from(ctx.replica_id_in_sync_group() == 0);
                     optimizer.apply_gradients(ctx, gradients, examples)
                 });

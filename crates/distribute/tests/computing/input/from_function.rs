@@ -37,7 +37,7 @@ fn fn_1_and_in_2_the_function_is_called_once_for_each_pipeline() {
 #[test]
 fn fn_1_each_replica_takes_the_next_element_as_it_is() {
     watched(|| {
-        // Three replicas take what is left in a step of which one has nothing.
+        // Three replicas take the remaining elements in a step in which one of them has none.
         everywhere(|strategy| {
             let data =
                 strategy.distribute_datasets_from_function(|_| Ok(Dataset::range(12).batch(3))).unwrap();

@@ -36,7 +36,7 @@ fn iter_6_steps_are_taken_outside_run() {
     for error in errors {
         let Error::WrongContext { found: ContextKind::Replica, .. } = error else { panic!("{error}") };
     }
-    // What was refused has changed nothing.
+    // The refused calls have changed nothing.
     let mut pass = strategy.scope(|| Ok(data.iter())).unwrap();
     let inside = strategy.scope(|| pass.next().unwrap());
     assert_eq!(ids(inside), [[0], [1]]);
@@ -63,7 +63,7 @@ fn iter_8_each_pass_starts_again_with_the_next_epochs_order() {
         let expected: Vec<i64> = range.epoch(epoch).map(Result::unwrap).collect();
         assert_eq!(flat, expected, "epoch {epoch}");
     }
-    // Clones count together, and a pass that was broken off counts.
+    // Passes of clones count together, and so does an incomplete pass.
     data.clone().iter().next();
     assert_eq!(data.position().epoch, 3);
     assert_eq!(data.iter().position().epoch, 4);

@@ -58,7 +58,7 @@ fn dist_11_the_specs_of_batches_are_available_before_the_first() {
     assert_eq!(spec(&mirrored(3), Dataset::range(9).batch_exact(4)), "int64 [?]");
     assert_eq!(spec(&mirrored(2), Dataset::range(9).batch(4)), "int64 [?]");
     assert_eq!(spec(&one_device(), Dataset::range(9).batch_exact(4)), "int64 [4]");
-    // What functions give is known by type, or from the first element.
+    // The results of functions are described by their type or by the first element.
     assert_eq!(spec(&mirrored(2), Dataset::range(9).map(|x| x).batch_exact(4)), "int64 [2]");
     let rows = Dataset::range(9).map(|x| HostTensor::vector(vec![x as f32; 3]));
     assert_eq!(spec(&mirrored(2), rows.batch(4)), "float32 [?, 3]");

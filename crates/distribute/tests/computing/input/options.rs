@@ -108,7 +108,7 @@ fn in_7_the_configured_number_of_steps_is_prefetched() {
             assert_eq!(made.load(Ordering::SeqCst), 0);
             for step in 1..=3 {
                 pass.next().unwrap().unwrap();
-                // That they come at all, without being asked for.
+                // The elements are prepared without being requested.
                 while made.load(Ordering::SeqCst) < 2 * (step + ahead) {
                     std::thread::yield_now();
                 }

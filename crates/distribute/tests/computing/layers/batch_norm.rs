@@ -81,7 +81,7 @@ fn furthest<A, B>(a: &Replicated<A>, b: &Replicated<B>) -> f64 {
     let of = |name: &String| {
         let (a, b) = (flat(&a.variables.get(name).unwrap()), flat(&b.variables.get(name).unwrap()));
         let far = a.iter().zip(&b).map(|(a, b)| (a - b).abs() / b.abs().max(1.));
-        // `max` would forget NaN.
+        // `max` would ignore NaN.
         far.map(|far| if far.is_nan() { f64::INFINITY } else { far }).fold(0., f64::max)
     };
     a.variables.names().iter().map(of).fold(0., f64::max)
@@ -91,7 +91,7 @@ fn furthest<A, B>(a: &Replicated<A>, b: &Replicated<B>) -> f64 {
 fn trains_like_one_device(dtype: DType, limit: f64) {
     for remainder in [1, 2, 3, 5, 6] {
         let expected = train::<BatchNorm>(&one_device(), dtype, remainder);
-        // Of one row candle_nn makes NaN. It sums in f32, so in f32 it is further away.
+        // With one row, candle_nn's layer gives NaN. It sums in f32, so its differences are larger.
         if remainder > 1 {
             let far = furthest(&expected, &train::<candle_nn::BatchNorm>(&one_device(), dtype, remainder));
             assert!(far <= 5. * limit, "candle_nn's, {remainder} rows at last: {far:e} away");
@@ -105,7 +105,7 @@ fn trains_like_one_device(dtype: DType, limit: f64) {
             let [first, last] = [0, n - 1].map(|r| &model.models().values()[r].vectors);
             assert_eq!(flat(first.running_mean()), flat(last.running_mean()));
             assert_eq!(flat(first.running_var()), flat(last.running_var()));
-            // Evaluation, of the snapshot and of each replica's model: it magnifies what the weights differ by.
+            // Evaluation of the snapshot and of each replica's model magnifies the differences between weights.
             let limit = 10. * limit;
             let x = numbers(&[4, 1, 4, 4], dtype);
             let by_one = expected.merged().unwrap().forward(&x, false).unwrap();
@@ -343,7 +343,7 @@ fn masked(strategy: &Strategy, mask: [f64; 4], in_parts: bool) -> (Vec<f64>, Vec
                 let y = second.forward_t(&(x + branch)?, true)?;
                 let far = y.powf(3.)?.broadcast_mul(&Tensor::new(&[1f64, 2.], &Device::Cpu)?)?;
                 let examples = mask.sum_all()?.to_scalar::<f64>()?;
-                // The mean over no examples: NaN.
+                // Without examples, the mean is NaN.
                 let loss = (far.sum(1)?.mul(&mask)?.sum_all()? / examples)?;
                 if in_parts {
                     optimizer.minimize_each(ctx, [Ok((loss, examples as usize))])
@@ -420,7 +420,7 @@ fn in_cross_replica_context_it_evaluates_only() {
             assert_eq!(flat(bn.running_mean()), [0.]);
         }
         merged(false).unwrap();
-        // Where there is one replica, its statistics are all there are.
+        // With a single replica, statistics need no other replicas.
         let alone = one_device();
         alone.scope(|| Ok(model.models().values()[0].forward_t(&x, true)?)).unwrap();
     });

@@ -53,7 +53,7 @@ fn train(strategy: &Strategy) -> [Vec<(String, Tensor)>; 2] {
 #[test]
 fn adapters_are_trained_under_all_strategies_and_nothing_else_is() {
     watched(|| {
-        // The same by candle alone.
+        // The reference: the same training with candle only.
         let [before, _] = train(&mirrored(1));
         let of = |name: &str| before.iter().find(|(found, _)| found == name).unwrap().1.clone();
         let [down, up] =
@@ -109,7 +109,7 @@ fn adapters_are_saved_alone_and_loaded_over_the_same_base() {
                 .clone()
         };
         assert_close(&of(&other), &of(&model), 0., "outputs");
-        // Without a rebuild the model is that of the first build.
+        // Without a rebuild, a thread's model is the first one that it has built.
         let first = strategy.run(&other, |_, model| Ok(forward(&*model.get()?, &inputs())?)).unwrap();
         assert_ne!(flat(&first.values()[0]), flat(&of(&other)));
     });

@@ -114,20 +114,20 @@ fn each_thread_builds_one_model_from_the_existing_variables() {
         // Replica 0 may run on the thread that has built the models, and the others never do.
         let [built, _] = counts.now();
         assert!((5..=6).contains(&built), "{built}");
-        // Each model is its replica's: two calls in each of four runs.
+        // Each model belongs to one replica, and was called twice in each of four runs.
         assert!(
             calls.iter().all(|(a, b, calls)| *calls == 8 && a == b && *a == calls_of(&model, &x)),
             "{calls:?}"
         );
         assert_eq!((model.variables.names(), model.variables.sha256().unwrap()), (names, before));
 
-        // On any other thread, too; and what that has built goes with it.
+        // It also works on any other thread, and the model that this thread has built is dropped with it.
         let [built, alive] = counts.now();
         let y = std::thread::scope(|scope| {
             scope.spawn(|| flat(&model.models().values()[1].forward(&x).unwrap())).join().unwrap()
         });
         assert_eq!((y, counts.now()), (calls_of(&model, &x), [built + 1, alive]));
-        // What is dropped goes with its owner on this thread, and elsewhere when the strategy's threads exit.
+        // Models are dropped with their owner on this thread, and on the strategy's threads when these exit.
         drop(model);
         drop(strategy);
     });
@@ -150,7 +150,7 @@ fn a_thread_drops_models_that_nothing_owns_any_more() {
         assert_eq!(counts.now(), [2, 2]);
         drop(first);
         assert_eq!(counts.now(), [2, 1]);
-        // Dropped on another thread, it is found here by the next that is built.
+        // If the owner is dropped on another thread, its model on this thread is dropped when the next one is built.
         std::thread::spawn(move || drop(second)).join().unwrap();
         assert_eq!(counts.now(), [2, 1]);
         let third = make();

@@ -122,7 +122,7 @@ fn scattered_tensors_have_gradients_outside_the_written_rows() {
         assert_gradients(&what, &[&x, &source], &|x| nn::scatter(&x[0], &ids, &x[1], dim));
         assert_gradients(&what, &[&x, &source], &|x| nn::scatter_add(&x[0], &ids, &x[1], dim));
     }
-    // By hand: the second of two for one place is left.
+    // Computed by hand: the second of two values for one position is kept.
     let (x, source) =
         (Var::new(&[1f32, 2., 3.], &Device::Cpu).unwrap(), Var::new(&[4f32, 5.], &Device::Cpu).unwrap());
     let ids = Tensor::new(&[1u32, 1], &Device::Cpu).unwrap();
@@ -142,7 +142,7 @@ fn scattered_tensors_have_gradients_outside_the_written_rows() {
 #[test]
 fn zero_images_give_zero_images_and_windows_that_do_not_fit_are_refused() {
     let none = Tensor::zeros((0, 3, 6, 5), DType::F32, &Device::Cpu).unwrap();
-    // Also where it is a part of something.
+    // Also if the empty tensor is a part of another one.
     for none in [none, numbers(&[2, 3, 6, 5], DType::F32).narrow(0, 1, 0).unwrap()] {
         assert_eq!(nn::max_pool2d(&none, 2).unwrap().dims(), [0, 3, 3, 2]);
         assert_eq!(nn::avg_pool2d_with_stride(&none, 3, 1).unwrap().dims(), [0, 3, 4, 3]);

@@ -150,7 +150,7 @@ fn one_step_over_a_pool_moves_a_weight_by_the_largest_element() {
             model.variables.get("w").unwrap().to_scalar::<f32>().unwrap()
         };
         assert_eq!(step(|x| x.max_pool2d(2)), -2.);
-        // Of -w, -2w, …: the largest is -w · 4 now, and -2 - 4 = -6.
+        // The inputs are -w, -2w, …: the largest is now -4w, and -2 - 4 = -6.
         assert_eq!(step(|x| nn::max_pool2d(&x.neg()?, 2)), 2.);
     });
 }
@@ -195,8 +195,8 @@ fn a_resnet_of_candle_transformers_has_the_slope_of_differences() {
         let model = candle_transformers::models::resnet::resnet18(5, vb).unwrap();
         let mut named: Vec<_> = map.data().lock().unwrap().clone().into_iter().collect();
         named.sort_by(|(name, _), (other, _)| name.cmp(other));
-        // Biases and running statistics that are not 0 and 1: no element is exactly 0 before a relu, where there is no
-        // slope.
+        // The biases and running statistics are random, so that no element is exactly 0 before a relu, where the slope
+        // is undefined.
         for ((name, var), seed) in named.iter().zip(1000..) {
             let fan_in = (var.elem_count() / var.dims()[0]) as f64;
             let random = random(var.shape(), seed);
@@ -240,7 +240,7 @@ fn gradients_of_a_loss_are_right_and_those_that_candle_drops_are_refused() {
         };
         assert_eq!(flat(of_x), [1., 0., 0., 0., 0., 0.]);
         assert!(gradients(|x| x.upsample_bilinear2d_with_scale(2., 2., false)).is_ok());
-        // NaN is no sign of another scale.
+        // NaN is not taken for another scale.
         assert!(gradients(|x| (x * f64::NAN)?.upsample_bilinear2d(5, 4, true)).is_ok());
         // 1.4 · 3 is 4.2, which is no size.
         let ramp = |x: &Tensor| {

@@ -142,7 +142,7 @@ fn every_name_has_an_item_and_a_test_and_is_found_by_its_tensorflow_name() {
     let (page, sources) = (read("crates/distribute/tests/computing/ledgers/inventory.md"), sources());
     let repository = Repository::of(&sources);
     let rows = table(&page);
-    // Those of the specification's list: a row that is lost is noticed, too.
+    // The number of rows in the list of the specification, so that a lost row is noticed.
     assert_eq!(rows.len(), 193, "rows");
     let faults: Vec<String> = rows
         .iter()

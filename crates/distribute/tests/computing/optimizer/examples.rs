@@ -40,7 +40,7 @@ fn examples_of_an_empty_batch_are_refused() {
             assert!(error.to_string().contains(part), "{part:?} is not in {error}");
         }
         train(2, 9, |rows| rows, "right").unwrap();
-        // The same of gradients of one's own, and of micro-batches.
+        // The same for the program's own gradients, and for micro-batches.
         let strategy = mirrored(2);
         let model = vectors(&strategy, &["w"]);
         let optimizer = Sgd::new(&model.variables, 0.1).unwrap();

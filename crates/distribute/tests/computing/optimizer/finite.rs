@@ -12,7 +12,7 @@ use distribute_testing::watched;
 fn loss(ctx: &ReplicaContext, model: &[Tensor], bad: u64) -> Result<Tensor> {
     let replica = ctx.num_replicas_in_sync() - 1;
     let second = if ctx.step() == bad && ctx.replica_id_in_sync_group() == replica {
-        // 0, since it is too small; its gradient is too large.
+        // The value underflows to 0, and its gradient overflows.
         ((((&model[1] * 1e-200)? * 1e-200)? * 1e200)? * 1e200)?
     } else {
         model[1].clone()
@@ -94,7 +94,7 @@ fn by_default_a_loss_is_warned_of_and_a_variable_that_is_not_finite_is_named() {
         let step = || {
             strategy.run(&model, |ctx, model| optimizer.minimize(ctx, loss(ctx, model, 1)?, 1)).unwrap();
         };
-        // The gradient is infinite, and nobody looks at it; then losses are NaN, as the variable is.
+        // This gradient is infinite, but only losses are checked. Then the variable, and so the losses, are NaN.
         step();
         assert!(log.lines("sick_b").is_empty());
         (0..12).for_each(|_| step());

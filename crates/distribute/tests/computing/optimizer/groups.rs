@@ -73,7 +73,7 @@ fn factors_multiply_the_rate_also_of_a_schedule() {
         assert_eq!(now(), [1. - 0.0625, 0.75, 0.5]);
         step(&strategy, &optimizer).unwrap();
         assert_eq!(now(), [0.9375 - 0.3125, 0.75 - 1.25, 0.5 - 2.5]);
-        // Frozen ones take theirs along.
+        // Freezing a variable does not change the factors of the others.
         let optimizer = optimizer.freeze(|name| name == "a.bias").unwrap();
         step(&strategy, &optimizer).unwrap();
         assert_eq!(now(), [0.625, -0.5 - 2.25, -2. - 4.5]);
@@ -136,7 +136,7 @@ fn a_rate_that_a_variable_cannot_hold_is_refused_by_name_and_nothing_has_changed
     watched(|| {
         for n in [1, 2] {
             let strategy = mirrored(n);
-            // Of f64: infinite only as f64.
+            // The variables are f64, and the rate exceeds the range of f64.
             let model = vectors(&strategy, NAMES);
             let optimizer = || {
                 let optimizer = Sgd::new(&model.variables, 1e10).unwrap();
@@ -148,7 +148,7 @@ fn a_rate_that_a_variable_cannot_hold_is_refused_by_name_and_nothing_has_changed
                 assert!(error.to_string().contains(part), "{part:?} is not in {error}");
             }
             assert_eq!(NAMES.iter().map(|name| value(&model, name)).collect::<Vec<_>>(), [[1.; 3]; 3]);
-            // What nobody trains is not asked.
+            // The rate of a frozen variable is not checked.
             step(&strategy, &optimizer().freeze(|name| name == "a.weight").unwrap()).unwrap();
 
             let layer = strategy.replicate(|vb: VarBuilder| linear(1, 1, vb)).unwrap();

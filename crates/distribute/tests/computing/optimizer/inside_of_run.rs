@@ -34,7 +34,7 @@ fn actions_that_every_replica_would_repeat_are_refused_with_advice() {
             }
             assert!(!file.exists() && optimizer.learning_rate() == 0.5);
             assert_eq!(variables.sha256().unwrap(), before);
-            // Once for all replicas it is possible, and outside.
+            // In a merge function, which runs once for all replicas, and outside of runs it is possible.
             let merged = strategy.run((), |ctx, ()| {
                 ctx.merge_call((), |_, _| {
                     optimizer.set_learning_rate(0.25)?;

@@ -47,7 +47,7 @@ fn a_model_that_trains_only_its_head_gets_one_warning_by_name() {
             let strategy = mirrored(n);
             let model = cut(&strategy, name);
             let optimizer = Sgd::new(&model.variables, 0.01).unwrap();
-            // A step that nobody has an example for says nothing, and does not use up the warning.
+            // A step without an example on any replica logs nothing, and the warning can still be logged later.
             strategy.run((), |ctx, ()| optimizer.skip(ctx)).unwrap_err();
             assert!(log.lines(name).is_empty());
             (0..3).for_each(|_| step(&strategy, &model, &optimizer).unwrap());
@@ -240,7 +240,7 @@ fn a_gradient_on_one_replica_is_enough_and_later_steps_are_not_looked_at() {
             });
             run.unwrap();
         };
-        // Each replica has another one in the first step, both the same in the second.
+        // The replicas use different experts in the first step, and the same one in the second.
         step(|replica| replica);
         step(|_| 0);
         assert!(log.lines("expert_b").is_empty());

@@ -102,13 +102,13 @@ fn batch_norm_that_is_trained_frozen_loaded_or_unused_gets_no_warning() {
         let mean = Tensor::new(&[0.1f32, 0.2], &Device::Cpu).unwrap();
         loaded.variables.set("bn_loaded.norm.running_mean", &mean).unwrap();
         step(&loaded, &optimizer(&loaded), false);
-        // One that no loss depends on in the first step.
+        // In the first step, no loss depends on the layer.
         let unused = small(&strategy, "bn_unused");
         let quiet = optimizer(&unused).on_missing_gradients(distribute::optimizer::MissingGradients::Quiet);
         let without_norm =
             |model: &Small, x: &Tensor| x.apply(&model.conv)?.flatten_from(1)?.apply(&model.out);
         steps(&strategy, &unused, &quiet, without_norm, (2, 8));
-        // The other's statistics moved where only one replica has rows.
+        // Only one replica has rows. The statistics of the other one change with it.
         let one_row = small(&strategy, "bn_one_row");
         let optimizer = optimizer(&one_row);
         let x = images(1, 8);
@@ -207,7 +207,7 @@ fn tensors_computed_once_get_a_warning_in_the_second_step_and_views_do_not() {
                 assert!(lines[n - 1].contains(part), "{part:?} is not in {}", lines[n - 1]);
             }
             assert!(!lines[n - 1].contains("once_scaled.weight"));
-            // Frozen, it is what it always was.
+            // A frozen variable does not change, so the tensor that was computed from it stays right.
             let optimizer = Sgd::new(&scaled.variables, 0.01).unwrap();
             let optimizer = optimizer.freeze(|name| name.ends_with("of_made")).unwrap();
             (0..3).for_each(|_| drop(step(&scaled, &optimizer)));

@@ -53,7 +53,7 @@ fn assert_times_out<R: rules::Rule>(
     culprit: Option<usize>,
     part: &str,
 ) {
-    // Long enough for the replicas to meet on a machine that does much else.
+    // Long enough for the replicas to make the call on a busy machine.
     let short = Duration::from_millis(500);
     let strategy: Strategy =
         MirroredStrategy::builder().devices(["cpu:0", "cpu:1", "cpu:2"]).timeout(short).build().unwrap();

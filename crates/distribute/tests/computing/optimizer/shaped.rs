@@ -189,7 +189,7 @@ fn rules_that_do_not_fit_are_refused_with_what_to_do() {
     let other = MeanOfUnit { unit: Unit::Variable, ..of_rows() };
     let error = optimizer.with_rule_for(|_| true, other).unwrap_err().to_string();
     assert!(error.contains("train with two optimizers"), "{error}");
-    // Servers know no custom rule, and a checkpoint of another shape is refused: see the tests of both.
+    // That servers refuse custom rules, and restores other shapes, is tested with servers and checkpoints.
     let rows = rules::RowAdagrad::default();
     assert_eq!((rows.unit(), rows.slots()[0].shape), (Unit::Row, SlotShape::Rows));
 }

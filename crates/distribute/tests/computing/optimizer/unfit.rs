@@ -113,7 +113,7 @@ fn the_first_step_refuses_untrainable_variables_by_name() {
             assert_eq!(UNFIT.iter().filter(|name| text.contains(*name)).count(), names.len() - 1, "{text}");
         };
         refused(&optimizer(), &["BF16 and F16 and U8", UNFIT[0], UNFIT[1], UNFIT[2]]);
-        // Freezing others or some of them is not enough; one after another is.
+        // It is not enough to freeze other variables or some of these. They can be frozen one after another.
         let some = optimizer().freeze(|name| ["base.scale", "up.weight"].contains(&name)).unwrap();
         refused(&some, &["BF16 and U8", UNFIT[0], UNFIT[2]]);
         assert!(some.variable_names().eq(["down.weight"]));
@@ -128,7 +128,7 @@ fn the_first_step_refuses_untrainable_variables_by_name() {
         let all = more.freeze(|name| name == "base.weight").unwrap();
         train(&strategy, &model, &all).unwrap();
 
-        // Other settings don't choose them, and say why.
+        // Other settings are refused for these variables, and the error has the reason.
         for error in [
             optimizer().rate_factor(|name| name == "base.weight", 0.5).unwrap_err(),
             Gradients::new(&optimizer())

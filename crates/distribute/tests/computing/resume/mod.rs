@@ -263,14 +263,14 @@ fn state_shared_by_replicas_is_saved() {
             run.unwrap();
         };
         let (first, second) = (new(1), new(1));
-        // Not what a new model has.
+        // The value differs from that of a new model.
         let name = "norm.running_var";
         let before = Tensor::full(3f32, 5, &Device::Cpu).unwrap();
         first.model.variables.set(name, &before).unwrap();
         one_replica_trains(&first);
         first.parts().save(&path).unwrap();
         second.parts().restore(&path).unwrap();
-        // The mean is that of replica 0, not half way to where replica 1 still is.
+        // The value is that of replica 0, not the mean with the unchanged copy of replica 1.
         let copies = copies(&first.model.variables.variable(name).unwrap());
         let read =
             |of: &Training<Sgd>| HostTensor::from_candle(&of.model.variables.get(name).unwrap()).unwrap();
@@ -280,7 +280,7 @@ fn state_shared_by_replicas_is_saved() {
     });
 }
 
-// What was saved by a `Variable` has no common value beside its copies.
+// A `Variable` is saved as its copies only, without a common value.
 #[test]
 fn running_statistics_start_at_the_saved_on_read_variable() {
     watched(|| {
@@ -350,7 +350,7 @@ fn ckpt_1_a_checkpoint_of_two_replicas_resumes_with_one_and_with_three() {
                 );
                 assert_eq!(other.optimizer.finished_steps(), 4);
                 other.train(4, 7);
-                // With batch-norm each replica normalizes by its own rows: the numbers are others.
+                // With batch-norm the results differ, because each replica normalizes by its own rows.
                 for name in other.model.variables.names().into_iter().filter(|_| !norm) {
                     let flat = |training: &Training<Adam>| -> Vec<f64> {
                         let value = training.model.variables.get(&name).unwrap();
@@ -480,7 +480,7 @@ fn ckpt_2_on_read_variables_are_saved_as_they_are_read_and_restored_as_they_are_
                 assert_eq!(values(&other), expected, "{aggregation} on {n}");
             }
         }
-        // TRAP T5: what is left of an integer sum is lost on another number of replicas, and on the same one it is not.
+        // TRAP T5: the remainder of an integer sum is lost on another number of replicas, but not on the same number.
         let (_folder, path) = folder();
         Checkpoint::new().part("count", &counts(2, Sum, 0i64).1).save(&path).unwrap();
         let (_, same) = counts(2, Sum, 0i64);

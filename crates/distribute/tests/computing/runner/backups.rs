@@ -57,8 +57,8 @@ fn gnn_4_a_training_that_is_interrupted_and_resumed_has_the_same_history() {
             for strategy in [mirrored, servers()] {
                 let through = interrupted(&strategy, &trainer, 7, &folder(), usize::MAX).unwrap();
                 let saved = folder();
-                // Another seed does not matter once there is a backup. Nine steps reach behind one epoch and into the
-                // next.
+                // With a backup, another seed changes nothing. Nine steps are more than an epoch, so the training is
+                // interrupted in the next one.
                 for (seed, calls) in
                     [(7, 9 * strategy.num_replicas_in_sync()), (8, 9 * strategy.num_replicas_in_sync())]
                 {
@@ -67,7 +67,7 @@ fn gnn_4_a_training_that_is_interrupted_and_resumed_has_the_same_history() {
                 }
                 let resumed = interrupted(&strategy, &trainer, 9, &saved, usize::MAX).unwrap();
                 assert_eq!(resumed, through, "{strategy}");
-                // It has ended, and is not trained again.
+                // The training has ended, so the next call makes no step.
                 assert_eq!(interrupted(&strategy, &trainer, 3, &saved, 0).unwrap(), through, "{strategy}");
             }
         }
@@ -112,7 +112,7 @@ fn a_training_resumes_in_the_middle_of_an_epoch() {
         let folder = tempfile::tempdir().unwrap();
         // An epoch has 8 steps: the 8th is made, the 9th fails, and the last backup is that of the epoch.
         assert_eq!(steps(folder.path(), 8).1, 9);
-        // From 8 to 13, and the last backup is behind the 12th.
+        // It makes the steps from 8 to 13. The last backup is that of step 12.
         assert_eq!(steps(folder.path(), 5), (None, 6));
         let (history, made) = steps(folder.path(), usize::MAX);
         assert_eq!((history.unwrap().epochs[1].steps, made), (8, 4));

@@ -34,7 +34,7 @@ fn scope_9_evaluate_and_predict_are_the_same_under_each_strategy_in_its_scope_an
             assert_eq!(bits(&without.1), bits(&within.1));
             without
         };
-        // In one piece, without any of this.
+        // The reference: all rows in one batch, computed by hand.
         let one: Strategy = OneDeviceStrategy::new("cpu:0").unwrap();
         let (model, _) = made(&one, 7);
         let net = model.merged().unwrap();
@@ -43,7 +43,7 @@ fn scope_9_evaluate_and_predict_are_the_same_under_each_strategy_in_its_scope_an
         let expected = bits(&outputs(&net, all).unwrap());
         for (strategy, workers) in everywhere(of) {
             for (found, rows) in workers {
-                // Batches of other sizes have other last bits.
+                // Other sizes of batches round otherwise.
                 assert!((found - loss).abs() < 1e-6, "{strategy}: {found} {loss}");
                 assert_eq!(rows.dims(), [31, 3], "{strategy}");
                 let found = bits(&rows);

@@ -42,7 +42,7 @@ fn each_checkpoint_is_evaluated_once_even_by_a_restarted_evaluator() {
             let run = run.clone();
             std::thread::spawn(move || train(&MirroredStrategy::cpus(2).unwrap(), &run, 3))
         };
-        // It may have begun before there is anything, and ends in the middle.
+        // This evaluator may start before the first checkpoint, and stops during the training.
         let (ended, first) = evaluate(&evaluator, 1);
         assert!(ended.is_err());
         training.join().unwrap();
@@ -55,14 +55,14 @@ fn each_checkpoint_is_evaluated_once_even_by_a_restarted_evaluator() {
         let found: Vec<_> = all.iter().map(|one| (one.step, one.last)).collect();
         assert_eq!(found, [(8, false), (16, false), (24, true)]);
         assert!(all[2].metrics[0].1 < all[0].metrics[0].1, "{all:?}");
-        // It has ended, and so does who looks again.
+        // The training has ended, so a second evaluator ends as well.
         let (again, none) = evaluate(&evaluator, 0);
         assert_eq!((again.unwrap(), none), (all.clone(), vec![]));
         // A line for each, and an event file for each start.
         let text = std::fs::read_to_string(&results).unwrap();
         assert!(text.lines().count() == 3 && text.contains(r#""metrics":{"loss":"#), "{text}");
         assert_eq!(std::fs::read_dir(&summaries).unwrap().count(), 3);
-        // Another training in the same folder has the same names, and is another.
+        // The checkpoints of another training in the same folder have the same names, and are evaluated.
         std::fs::remove_dir_all(&run).unwrap();
         train(&MirroredStrategy::cpus(3).unwrap(), &run, 1);
         assert_eq!(evaluate(&evaluator, usize::MAX).1, ["ckpt-000001"]);
@@ -84,7 +84,7 @@ fn t3_an_evaluator_that_times_out_names_the_folder_and_the_checkpoint() {
             "{error}"
         );
 
-        // One that does not say that it is the last.
+        // A checkpoint that is not marked as the last one.
         let (model, _) = made(&OneDeviceStrategy::new("cpu:0").unwrap(), 7);
         let manager = CheckpointManager::new(&run).unwrap();
         let part = Checkpoint::new().part("model", &model.variables);

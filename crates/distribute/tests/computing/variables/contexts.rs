@@ -136,7 +136,7 @@ fn every_operation_in_every_context_works_or_names_an_alternative() {
     watched(move || drop(everywhere(check)));
 }
 
-// WR-3: all replicas have to take part; who does not, is named.
+// WR-3: all replicas have to take part. The error names those that do not.
 #[test]
 fn wr_3_a_write_that_not_all_replicas_make_names_those_that_did_not() {
     let check = |strategy: &Strategy| {
@@ -189,7 +189,7 @@ fn var_11_a_value_that_does_not_fit_changes_nothing_on_any_copy() {
                 2. => v.assign(HostTensor::vector(vec![1f32, 2.])),
                 _ => v.assign(1f32),
             });
-            // Each replica writes its own copy without the others: those of other workers have done it.
+            // Each replica writes its own copy without the others, so those of other workers have succeeded.
             let is_own = synchronization == Synchronization::OnRead && Rules::of(strategy) == Rules::Mirrored;
             if is_own && !strategy.world().local_replicas().contains(&1) {
                 error.unwrap();
@@ -273,7 +273,7 @@ fn two_threads_that_write_one_variable_leave_its_copies_equal() {
                 threads.spawn(|| v.assign(big(-round)).unwrap());
             });
             assert!(v.copies_agree().unwrap(), "{strategy}");
-            // One of the two writes, and not a part of each.
+            // The value is that of one of the two writes, and not a mixture.
             let value = v.read::<HostTensor>().unwrap();
             assert!(value == big(round) || value == big(-round), "{strategy}");
         }

@@ -121,13 +121,13 @@ fn run_9_a_variable_got_by_name_is_one_for_all_replicas_and_steps() {
         };
         let first = step(strategy).unwrap().into_values();
         assert!(first.iter().all(|v| *v == first[0]), "{strategy}");
-        // VAR-5: the first value is replica 0's; later ones are not asked for any.
+        // VAR-5: the first value is that of replica 0. When the variable exists, first values are not used.
         assert_eq!(copies(&first[0]), on_copies(&first[0], 11.), "{strategy}");
         let again = step(strategy).unwrap().into_values();
         let outside = strategy.scope(|| get(0.)).unwrap();
         assert!(again.iter().chain([&outside]).all(|v| *v == first[0]), "{strategy}");
         assert_eq!(copies(&outside), on_copies(&outside, 12.), "{strategy}");
-        // A new one, or one of another strategy, is another; and so is one of which there is no handle.
+        // `new` and other strategies create another variable, as does `get` after all handles are dropped.
         assert_ne!(strategy.scope(|| Variable::new("got by name", 0f32)).unwrap(), outside);
         assert_ne!(two().scope(|| get(0.)).unwrap(), outside);
         drop((first, again, outside));
@@ -139,7 +139,7 @@ fn run_9_a_variable_got_by_name_is_one_for_all_replicas_and_steps() {
             let error =
                 strategy.run((), |ctx, ()| Variable::builder(name(ctx), 1f32).get_or_create()).unwrap_err();
             let text = error.to_string();
-            // Over several workers, those of one of them.
+            // With several workers, the error names the variables of one of them.
             let others = (1..4).filter(|id| text.contains(&format!(" v{id} float32"))).count();
             assert!(others >= 1 && error.blame().is_some(), "{strategy}: {text}");
         }
@@ -230,14 +230,14 @@ fn var_8_a_variable_is_used_with_its_strategy() {
             assert!(error.to_string().contains("variable v"), "{error}");
         };
         if Rules::of(ours) == Rules::Ordinary {
-            // Any strategy reads an ordinary one, and none writes it once for each replica.
+            // Any strategy can read an ordinary variable, but none can write it once for each replica.
             let [in_scope, in_run] = writes;
             reads.into_iter().chain([in_scope]).for_each(Result::unwrap);
             is_mixed(in_run);
         } else {
             reads.into_iter().chain(writes).for_each(is_mixed);
         }
-        // One that was made without a strategy can be read by all, and written by no replica of another.
+        // All strategies can read a variable that was created without one, but their replicas cannot write it.
         let plain = Variable::new("plain", 1f32).unwrap();
         let ones = vec![1.; ours.world().replicas()];
         assert_eq!(ours.run((), |_, ()| plain.read::<f32>()).unwrap().values(), ones, "{ours}");

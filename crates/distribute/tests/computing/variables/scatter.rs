@@ -123,7 +123,7 @@ fn sc_1_cross_replica_rows_are_written_to_all_copies() {
     watched(move || drop(everywhere(check)));
 }
 
-// PSV-3: where replicas share one copy, its rows are written as if it was ON_WRITE.
+// PSV-3: if replicas share one copy, its rows are written like those of ON_WRITE.
 #[test]
 fn sc_on_read_variables_have_no_rows_to_write() {
     let check = |strategy: &Strategy| {

@@ -50,7 +50,7 @@ fn wr_3_and_wr_4_replica_writes_of_on_write_variables_are_aggregated() {
     watched(move || drop(everywhere(check)));
 }
 
-// WR-4, T3: TensorFlow refuses a sum of what is the same object on all replicas, and gives a mean back.
+// WR-4, T3: TensorFlow refuses the sum of one object that all replicas pass, and returns it as a mean.
 #[test]
 fn wr_4_a_constant_counts_once_for_each_replica() {
     let check = |strategy: &Strategy| check_replica_writes(strategy, |_| 3., &of_all(strategy, |_| 3.));
@@ -64,7 +64,7 @@ fn wr_1_cross_replica_writes_of_on_write_variables_reach_all_copies() {
             for (name, op, effect) in OPS {
                 let inside = ten(strategy, Synchronization::OnWrite, aggregation);
                 strategy.scope(|| op(&inside, 3.)).unwrap();
-                // VAR-8: an operation outside of any scope enters its strategy's.
+                // VAR-8: an operation outside any scope enters the scope of the variable's strategy.
                 let outside = ten(strategy, Synchronization::OnWrite, aggregation);
                 op(&outside, 3.).unwrap();
                 let expected = on_copies(&inside, effect(10., 3.));
@@ -103,7 +103,7 @@ fn wr_1_in_update_context_only_the_marked_copy_is_written() {
     watched(move || drop(everywhere(check)));
 }
 
-// PSV-3: where replicas share one copy, it is written as if it was ON_WRITE.
+// PSV-3: if replicas share one copy, it is written like ON_WRITE.
 #[test]
 fn onr_replica_writes_of_on_read_variables_stay_local() {
     let check = |strategy: &Strategy| {
@@ -145,7 +145,7 @@ fn onr_3_cross_replica_reads_of_on_read_variables_aggregate() {
             let v = ten(strategy, Synchronization::OnRead, aggregation);
             let aggregated = rules.aggregate(aggregation, &own_of_all(strategy));
             let written = strategy.run((), |ctx, ()| v.assign(own(ctx)));
-            // PSV-3: one copy for all replicas is refused when it is written, and is one value to read.
+            // PSV-3: if replicas share one copy, the write is refused, and a read returns the single value.
             if rules == Rules::Shared && aggregated.is_none() {
                 assert!(is_refused(&written.unwrap_err()), "{case}");
                 assert_eq!(v.read::<f32>().unwrap(), 10., "{case}");
@@ -223,7 +223,7 @@ fn red_9_reduce_of_a_variable_combines_its_copies() {
         strategy.run((), |ctx, ()| v.assign(own(ctx))).unwrap();
         let sum = match Rules::of(strategy) {
             Rules::Mirrored => own_of_all(strategy).iter().sum(),
-            // PSV-3: one value, which each replica has.
+            // PSV-3: each replica has the single value.
             _ => replicas,
         };
         assert_eq!(reduce(ReduceOp::Sum, &v), sum, "{strategy}");

@@ -21,7 +21,7 @@ fn upd_1_the_function_is_called_once_for_each_copy_in_order() {
             v.read::<f32>()
         });
         assert_eq!(calls, v.devices().into_iter().enumerate().collect::<Vec<_>>(), "{strategy}");
-        // UPD-3, UPD-4: the results are mirrored, and can be had one by one.
+        // UPD-3, UPD-4: the results are mirrored, and can be accessed individually.
         assert_eq!(results.unwrap().into_copies(), on_copies(&v, 22.), "{strategy}");
         assert_eq!(copies(&v), on_copies(&v, 22.), "{strategy}");
     };
@@ -84,7 +84,7 @@ fn ctx_4_update_context_is_cross_replica_and_nests() {
     watched(move || drop(everywhere(check)));
 }
 
-// CTX-3: of the table, what replicas cannot do but merge functions can.
+// CTX-3: the operations of the table that merge functions can call and replicas cannot.
 #[test]
 fn upd_5_update_belongs_into_cross_replica_context() {
     let check = |strategy: &Strategy| {
@@ -137,7 +137,7 @@ fn upd_7_and_ns_1_non_slot_variables_are_updated_once_on_each_device() {
     let other = [distribute::strategy::DeviceName::cpu(7)];
     assert!(strategy.update_non_slot(&other, (), |()| Ok(())).is_err());
     assert!(strategy.update_non_slot(&[], (), |()| Ok(())).is_err());
-    // Not all of them, and none twice.
+    // Some of the devices only, or one of them twice.
     assert!(strategy.update_non_slot(&devices[1..], (), |()| Ok(())).is_err());
     assert!(strategy.update_non_slot(&[devices[0], devices[0]], (), |()| Ok(())).is_err());
 
@@ -154,7 +154,7 @@ fn colo_1_to_3_new_variables_get_the_devices_of_a_variable_or_the_given_ones() {
         let slot = || strategy.colocate_vars_with(&v, || Variable::new("slot", 0f32));
         let slot = strategy.scope(slot).unwrap();
         assert_eq!(slot.devices(), v.devices(), "{strategy}");
-        // UPD: `fn` runs on every device of `v`, on which the other has a copy.
+        // UPD: `fn` runs on every device of `v`. The other variable has a copy on each of them.
         strategy
             .update(&v, &slot, |v, slot| {
                 slot.assign_add(v.read::<f32>()?)?;
@@ -252,7 +252,7 @@ fn upd_6_a_variable_written_in_update_has_a_copy_for_each_updated_one() {
         assert!(error.to_string().contains("colocate_vars_with"), "{error}");
         assert!(written.copies::<f32>().unwrap().iter().all(|copy| *copy == 10.), "{written}");
     }
-    // Reading is no harm; and what is written once may be elsewhere.
+    // A read is permitted, and so is another device for a variable that is written once.
     strategy.update(&v, (), |v, ()| v.assign(here.read::<f32>()? + 1.)).unwrap();
     strategy.update(&here, (), |_, ()| there.assign(1f32)).unwrap();
     assert_eq!((copies(&v), copies(&there)), (vec![11.; 2], vec![1.]));
@@ -285,7 +285,7 @@ fn upd_a_models_variable_is_updated_once_with_colocated_slots() {
     watched(move || drop(everywhere(check)));
 }
 
-// A variable as a value is what is read where it is given.
+// A variable that is passed as a value is read on the device of the update.
 #[test]
 fn upd_a_variable_is_a_value_of_the_copy_that_is_updated() {
     let check = |strategy: &Strategy| {

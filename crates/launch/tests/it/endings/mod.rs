@@ -122,7 +122,7 @@ fn a_second_ctrl_c_kills_running_tasks() {
         let (_, code, _, err) = started.ended();
         assert_eq!(code, Some(130), "{err}");
         assert!(err.contains("ended by SIGINT after"), "{err}");
-        // They had less than the hour that they might have had.
+        // The tasks were given less time than the hour of their grace period.
         let (_, had) = err.split_once("; killed because they did not exit within ").unwrap();
         let (had, tasks) = had.trim().split_once(": ").unwrap();
         assert_eq!(tasks, "worker 0, worker 1");
@@ -179,7 +179,7 @@ fn nothing_is_left_when_the_launcher_is_killed_while_its_tasks_are_suspended() {
         for line in heard.lines(4).iter().filter(|line| *line != "ready") {
             let group = Pid::from_raw(line.parse().unwrap()).unwrap();
             kill_process_group(group, Signal::STOP).unwrap();
-            // The system lets a group go on that loses its launcher, if it is suspended by then.
+            // The system continues a suspended group that has lost its launcher.
             until_suspended(group);
         }
         launcher.0.kill().unwrap();

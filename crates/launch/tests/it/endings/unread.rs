@@ -25,7 +25,7 @@ struct Blocked {
 
 /// Fills a pipe completely.
 fn fill(pipe: &impl std::os::fd::AsRawFd) {
-    // Opened once more: flags of the pipe that the launcher has stay as they are.
+    // The pipe is opened again, so that the flags of the launcher's descriptor do not change.
     let path = format!("/proc/self/fd/{}", pipe.as_raw_fd());
     let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let full = rustix::fs::open(path, flags, Mode::empty()).unwrap();
@@ -145,7 +145,7 @@ fn output_beyond_the_launchers_buffer_is_dropped_and_reported() {
     launcher();
     watched(|| {
         let test = "output_beyond_the_launchers_buffer_is_dropped_and_reported";
-        // 40 MB each, of which nothing is held up once the job is ending.
+        // Each task writes 40 MB, which must not block when the job is ending.
         let script = "trap 'yes \"$(printf %1000s x)\" | head -c 40000000; exit 1' TERM; echo says >&9; \
             while :; do sleep 1000 & wait $!; done";
         let mut blocked = blocked(test, "30000", script, Unread::Out);
