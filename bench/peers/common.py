@@ -22,6 +22,7 @@ MLP_BATCH = 128
 ROWS, WIDTH, IDS = 100_000, 32, 8
 TOP = [(IDS * WIDTH, 128), (128, 1)]
 RECOMMENDER_BATCH = 1024
+ZIPF_ROWS, ZIPF_BATCH = 10_000_000, 4096
 BATCHES = 16
 RATE = 0.01
 # Losses are compared at rates that change them in as many steps.
@@ -77,6 +78,13 @@ def recommender_batch(number):
     """Ids (1024, 8), and targets (1024, 1): whether the first id is in the table's first half."""
     ids = (noise(300 + number, RECOMMENDER_BATCH * IDS) % ROWS).astype(np.int64).reshape(RECOMMENDER_BATCH, IDS)
     return ids, (ids[:, :1] < ROWS // 2).astype(np.float32)
+
+
+def zipf_batch(number):
+    """Ids (4096, 8) of a table of ten million rows, row k with a probability of about 1/k, and targets (4096, 1)."""
+    drawn = np.power(float(ZIPF_ROWS), noise(300 + number, ZIPF_BATCH * IDS) * 2.0**-24)
+    ids = np.minimum(drawn.astype(np.int64) - 1, ZIPF_ROWS - 1).reshape(ZIPF_BATCH, IDS)
+    return ids, (ids[:, :1] % 2).astype(np.float32)
 
 
 def products(name):

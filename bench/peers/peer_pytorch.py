@@ -84,7 +84,9 @@ def model(torch, name, sparse):
     class Recommender(nn.Module):
         def __init__(self):
             super().__init__()
-            self.table = nn.Embedding(common.ROWS, common.WIDTH, sparse=sparse, _weight=torch.from_numpy(common.table()))
+            rows = common.ZIPF_ROWS if name == "zipf" else common.ROWS
+            weight = torch.zeros(rows, common.WIDTH) if name == "zipf" else torch.from_numpy(common.table())
+            self.table = nn.Embedding(rows, common.WIDTH, sparse=sparse, _weight=weight)
             self.top = stack(common.TOP)
 
         def forward(self, ids):
@@ -102,7 +104,8 @@ def model(torch, name, sparse):
 
     if name == "mlp":
         return stack(common.MLP), nn.CrossEntropyLoss(), common.mlp_batch
-    return Recommender(), nn.BCEWithLogitsLoss(), common.recommender_batch
+    batch = common.zipf_batch if name == "zipf" else common.recommender_batch
+    return Recommender(), nn.BCEWithLogitsLoss(), batch
 
 
 def training(torch, name, sparse, rate, wrap=lambda m: m, half=None, compiled=False):
@@ -157,16 +160,30 @@ def products(name):
     return make
 
 
-def ddp(torch, name, entry, rate):
+def ddp(torch, name, entry, rate, hook=None):
+    """DDP on half of each batch. `hook` names what compresses the gradients."""
     dist = group(torch, entry)
-    wrap = lambda net: torch.nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=True)
-    return dist, training(torch, name, name == "recommender", rate, wrap, GIVEN.rank)
+
+    def wrap(net):
+        wrapped = torch.nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=True)
+        if hook == "bf16":
+            from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+            wrapped.register_comm_hook(None, default_hooks.bf16_compress_hook)
+        elif hook == "lowrank-4":
+            from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+            state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
+            wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        return wrapped
+
+    return dist, training(torch, name, name != "mlp", rate, wrap, GIVEN.rank)
 
 
-def ddp_steps(name, entry):
+def ddp_steps(name, entry, hook=None):
     def make():
         torch = library(1)
-        dist, step = ddp(torch, name, entry, common.RATE)
+        dist, step = ddp(torch, name, entry, common.RATE, hook)
         return in_step(torch, dist, trained(step))
 
     return make
@@ -188,6 +205,15 @@ def entries():
     for size, number in common.SUMS.items():
         figure = f"all_reduce_2p_tcp_{size}"
         yield Entry(figure, "µs", GLOO, all_reduce((figure, GLOO), number // 4))
+    # Figures of `distribute-bench --link` alone, by the names of our options.
+    for hook in ["bf16", "lowrank-4"]:
+        figure = f"mlp_{hook}_2_processes"
+        yield Entry(figure, "steps/s", DDP, ddp_steps("mlp", (figure, DDP), hook))
+    for saving in ["", "_tables", "_tables-4"]:
+        figure = f"zipf{saving}_2_processes"
+        yield Entry(figure, "steps/s", DDP, ddp_steps("zipf", (figure, DDP)))
+    figure = "recommender_tables_2_processes"
+    yield Entry(figure, "steps/s", DDP, ddp_steps("recommender", (figure, DDP)))
     for name in ["mlp", "recommender"]:
         processes = f"{name}_2_processes"
         yield Entry(processes, "steps/s", DDP, ddp_steps(name, (processes, DDP)))

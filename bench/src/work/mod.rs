@@ -7,10 +7,12 @@ pub mod inputs;
 mod mlp;
 mod recommender;
 mod training;
+mod zipf;
 
 pub use mlp::Mlp;
 pub use recommender::Recommender;
 pub use training::{Model, Training};
+pub use zipf::Zipf;
 
 /// The number of batches, which are used in rotation.
 pub const BATCHES: u32 = 16;

@@ -34,6 +34,25 @@ impl Recommender {
         })
     }
 
+    /// Returns the loss of candle_nn's layers, with a table of `table` rows.
+    pub fn stock_loss_of(
+        table: usize,
+        vb: &VarBuilder<'_>,
+        ids: &Tensor,
+        targets: &Tensor,
+    ) -> candle_core::Result<Tensor> {
+        let rows = candle_nn::embedding(table, WIDTH, vb.pp("table"))?.forward(ids)?.flatten_from(1)?;
+        let hidden = candle_nn::linear(HIDDEN.0, HIDDEN.1, vb.pp("hidden"))?.forward(&rows)?.relu()?;
+        let logits = candle_nn::linear(OUT.0, OUT.1, vb.pp("out"))?.forward(&hidden)?;
+        candle_nn::loss::binary_cross_entropy_with_logit(&logits, targets)
+    }
+
+    /// Sets the weights of the layers behind the table.
+    pub fn set_layers(variables: &Variables) -> Result<()> {
+        set_layer(variables, "hidden", 0, HIDDEN)?;
+        set_layer(variables, "out", 1, OUT)
+    }
+
     /// Returns ids for a table with `table` rows, and targets. A target is 1 if the example's first id is in the first
     /// half of the table.
     pub fn batch_of(table: usize, number: u32, first: usize, rows: usize) -> Result<(Tensor, Tensor)> {
@@ -62,10 +81,7 @@ impl Model for Recommender {
     }
 
     fn stock_loss(vb: &VarBuilder<'_>, ids: &Tensor, targets: &Tensor) -> candle_core::Result<Tensor> {
-        let rows = candle_nn::embedding(ROWS, WIDTH, vb.pp("table"))?.forward(ids)?.flatten_from(1)?;
-        let hidden = candle_nn::linear(HIDDEN.0, HIDDEN.1, vb.pp("hidden"))?.forward(&rows)?.relu()?;
-        let logits = candle_nn::linear(OUT.0, OUT.1, vb.pp("out"))?.forward(&hidden)?;
-        candle_nn::loss::binary_cross_entropy_with_logit(&logits, targets)
+        Self::stock_loss_of(ROWS, vb, ids, targets)
     }
 
     fn products(rows: usize) -> Vec<Products> {
@@ -75,8 +91,7 @@ impl Model for Recommender {
     fn set_formula(variables: &Variables) -> Result<()> {
         let table = (0..ROWS * WIDTH).map(|i| unit(10, i) - 0.5).collect::<Vec<_>>();
         variables.set("table.weight", &Tensor::from_vec(table, (ROWS, WIDTH), &Device::Cpu)?)?;
-        set_layer(variables, "hidden", 0, HIDDEN)?;
-        set_layer(variables, "out", 1, OUT)
+        Self::set_layers(variables)
     }
 
     fn batch(number: u32, first: usize, rows: usize) -> Result<(Tensor, Tensor)> {

@@ -1,6 +1,7 @@
 //! Figures for two processes: all-reduces over both kinds of links, and training.
 
 use super::place::{Communication, Links, Work};
+use super::saving::Saving;
 use super::start::measured;
 use crate::figure::{About, Better, Effort, Figure, Target};
 use crate::numbers::size;
@@ -72,6 +73,7 @@ impl<M: Model> Figure for Trained<M> {
 
     fn round(&self, effort: Effort) -> Result<Sample> {
         let (model, seconds) = (M::NAME.into(), effort.seconds);
-        measured(WORKERS, &Work::Train { model, communication: Communication::Auto, seconds })
+        let (communication, saving) = (Communication::Auto, Saving::NONE);
+        measured(WORKERS, &Work::Train { model, communication, saving, seconds })
     }
 }

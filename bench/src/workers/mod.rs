@@ -7,6 +7,7 @@
 //! | [`place`] | the order for such a process: its rank, the addresses of the workers, and its work |
 //! | [`child`] | a process that obeys this order |
 //! | [`sum`], [`train`] | the work of a process |
+//! | [`saving`] | the options with which training sends fewer bytes |
 //! | [`sent`] | the number of bytes that a host has sent to others |
 //! | [`mod@figures`] | the figures of two processes |
 //! | [`link`] | `--link`: training on two hosts, with a link of limited rate between them |
@@ -18,6 +19,7 @@ mod figures;
 pub mod link;
 mod model;
 mod place;
+mod saving;
 mod sent;
 mod start;
 mod sum;

@@ -1,5 +1,6 @@
 //! The order that a worker's process receives with `--child workers/…`.
 
+use super::saving::Saving;
 use crate::error::invalid;
 use distribute::Result;
 use distribute::cluster::World;
@@ -78,7 +79,7 @@ pub enum Work {
     /// added.
     Exchange { bytes: usize, seconds: f64 },
     /// Training steps of the model with the given name.
-    Train { model: String, communication: Communication, seconds: f64 },
+    Train { model: String, communication: Communication, saving: Saving, seconds: f64 },
 }
 
 impl fmt::Display for Work {
@@ -86,8 +87,8 @@ impl fmt::Display for Work {
         match self {
             Self::Sum { links, bytes, seconds } => write!(f, "sum/{}/{bytes}/{seconds}", links.name()),
             Self::Exchange { bytes, seconds } => write!(f, "exchange/{bytes}/{seconds}"),
-            Self::Train { model, communication, seconds } => {
-                write!(f, "train/{model}/{}/{seconds}", communication.name())
+            Self::Train { model, communication, saving, seconds } => {
+                write!(f, "train/{model}/{}/{saving}/{seconds}", communication.name())
             }
         }
     }
@@ -127,9 +128,10 @@ fn parsed(text: &str) -> Option<Order> {
         ["exchange", bytes, seconds] => {
             Work::Exchange { bytes: bytes.parse().ok()?, seconds: seconds.parse().ok()? }
         }
-        ["train", model, communication, seconds] => Work::Train {
+        ["train", model, communication, saving, seconds] => Work::Train {
             model: model.into(),
             communication: Communication::ALL.into_iter().find(|known| known.name() == communication)?,
+            saving: saving.parse().ok()?,
             seconds: seconds.parse().ok()?,
         },
         _ => return None,
@@ -150,8 +152,18 @@ mod tests {
         for work in [
             Work::Sum { links: Links::Shared, bytes: 4096, seconds: 0.25 },
             Work::Exchange { bytes: 77, seconds: 0.5 },
-            Work::Train { model: "mlp".into(), communication: Communication::Auto, seconds: 1. },
-            Work::Train { model: "mlp".into(), communication: Communication::Sockets, seconds: 1. },
+            Work::Train {
+                model: "mlp".into(),
+                communication: Communication::Auto,
+                saving: Saving::NONE,
+                seconds: 1.,
+            },
+            Work::Train {
+                model: "zipf".into(),
+                communication: Communication::Sockets,
+                saving: Saving::CachedTables(4),
+                seconds: 1.,
+            },
         ] {
             let order = Order { place: place.clone(), work };
             assert_eq!(order.to_string().parse::<Order>().unwrap(), order);
@@ -163,8 +175,9 @@ mod tests {
         for text in [
             "workers",
             "workers/0/a:1,b:1/sum/moon/1/1",
-            "workers/5/a:1,b:1/train/mlp/auto/1",
-            "workers/0/a:1,b:1/train/mlp/moon/1",
+            "workers/5/a:1,b:1/train/mlp/auto/none/1",
+            "workers/0/a:1,b:1/train/mlp/moon/none/1",
+            "workers/0/a:1,b:1/train/mlp/auto/moon/1",
             "growth/x",
         ] {
             assert!(text.parse::<Order>().unwrap_err().to_string().contains(text), "{text}");

@@ -1,6 +1,7 @@
 //! Training in a worker's process, with one replica per worker.
 
 use super::place::{Communication, Place};
+use super::saving::Saving;
 use super::sent::sent;
 use crate::figure::Effort;
 use crate::sample::Sample;
@@ -16,8 +17,13 @@ use std::hint::black_box;
 /// Measures the steps per second that all workers together make on a global batch. Without communication, measures a
 /// single worker on its part of the batch. Over sockets, the sample also contains the number of bytes that this host
 /// has sent per step.
-pub fn sample<M: Model>(place: &Place, communication: Communication, effort: Effort) -> Result<Sample> {
-    let builder = MultiWorkerMirroredStrategy::builder();
+pub fn sample<M: Model>(
+    place: &Place,
+    communication: Communication,
+    saving: Saving,
+    effort: Effort,
+) -> Result<Sample> {
+    let builder = saving.apply(MultiWorkerMirroredStrategy::builder());
     let builder = match communication {
         Communication::Auto => builder,
         Communication::Sockets => {
