@@ -34,9 +34,9 @@ pub struct Origin {
 
 /// The changes that closures have made to one table.
 ///
-/// The record has an entry for every 64 changes of a closure that is not below the highest [floor](Origin::floor) so
-/// far, and at most 65,536 entries. Store this record together with the table's values, and include it in snapshots, so
-/// that the two stay consistent.
+/// For each closure whose number is at least the highest [floor](Origin::floor) so far, the record has an entry for
+/// every 64 changes. It has at most 65,536 entries. Store this record together with the table's values, and include it
+/// in snapshots, so that the two stay consistent.
 ///
 /// ```
 /// use distribute_ps_tables::{ClosureChanges, Origin};
@@ -83,8 +83,8 @@ impl ClosureChanges {
     /// # Errors
     /// - [`Error::OtherJob`]: the closure belongs to a different job.
     /// - [`Error::ClosureEnded`]: the closure has ended, so its changes are no longer recorded.
-    /// - [`Error::TooManyClosures`]: the record is full, and none of its closures has ended, as far as this record
-    ///   knows.
+    /// - [`Error::TooManyClosures`]: the change needs a new entry, but the record is full, and as far as it knows, none
+    ///   of its closures has ended.
     pub fn has(&self, origin: Origin, number: u64) -> Result<bool> {
         let Origin { job, closure, floor } = origin;
         if job != self.job {
@@ -107,8 +107,8 @@ impl ClosureChanges {
         }
     }
 
-    /// Records that a change was applied. Removes the entries of closures below the floor of `origin`, which have
-    /// ended. Does nothing if the closure belongs to a different job.
+    /// Records that a change was applied, unless its closure has ended. Removes the entries of closures below the floor
+    /// of `origin`, which have ended. Does nothing if the closure belongs to a different job.
     pub fn record(&mut self, origin: Origin, number: u64) {
         let Origin { job, closure, floor } = origin;
         if job != self.job {

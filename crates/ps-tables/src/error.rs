@@ -361,7 +361,8 @@ pub enum Error {
         /// The number of a client's latest pushes that a server remembers.
         window: u64,
     },
-    /// The server has discarded the record of a client, so that the push that the client repeats may have been applied.
+    /// The server has discarded the record of a client, so it does not know whether the client's push is a repetition
+    /// of one that was applied.
     #[error(
         "push {sequence} of client {client:x} is too old to determine whether it was applied: {limit} \
          clients are remembered, and this one no longer is; read the variable again, over a new connection"

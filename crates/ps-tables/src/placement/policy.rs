@@ -16,12 +16,12 @@ pub enum PlacementPolicy {
     #[doc(alias = "byte_size_load_fn")]
     GreedyByBytes,
     /// A server chosen by a hash of the name, independent of the order of creation and of other variables. If a server
-    /// is added, only the variables that are now assigned to it move.
+    /// is added, the only variables that move are those assigned to the new server.
     ByHash,
 }
 
-/// The rule by which servers that store only weights of models decide which weights they store, and with which
-/// partition.
+/// The rule that determines which weights of models are stored on servers, and with which partition, if the servers
+/// store nothing else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TablePolicy {
     /// The minimum size in bytes of a variable that is partitioned over all servers. Smaller variables are not stored

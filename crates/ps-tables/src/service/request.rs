@@ -150,8 +150,8 @@ pub enum Request {
     /// every change of an earlier job either was applied or never will be. The number 0 begins no job, and only reads
     /// the greatest number.
     ///
-    /// A coordinator that starts begins a job with a greater number than all earlier ones. Requests of workers that
-    /// still run closures of an earlier coordinator are then [refused](crate::RefusalKind::Stale).
+    /// A coordinator that starts begins a job with a greater number than all earlier ones. Changes by closures of an
+    /// earlier coordinator, which workers may still run, are then [refused](crate::RefusalKind::Stale).
     BeginJob {
         /// The number of the job.
         job: u64,
