@@ -52,8 +52,9 @@ impl ParameterServer {
         Self { store: Arc::new(Replicated::new(store)), outgoing: Arc::default() }
     }
 
-    /// Creates a server with a folder. It resumes with the state in the folder, which includes all acknowledged
-    /// changes, or starts without tables if the folder is new.
+    /// Creates a server with a folder. It resumes with the state in the folder, or starts without tables if the folder
+    /// is new. The state includes all acknowledged changes, except those that a power failure has lost: see
+    /// [`Durability`](crate::Durability).
     ///
     /// # Errors
     /// Returns an [`OpenError`] if the server cannot resume.

@@ -31,9 +31,9 @@ use waiting::PendingCall;
 
 /// A connection to a parameter server: a [`Channel`] that any number of threads can use.
 ///
-/// A network connection is established for the first request. If it is lost, another one is established, and requests
-/// without a response are sent again until their deadlines. Changes are numbered, so that the server applies each at
-/// most once.
+/// A network connection is established for the first request. If it is lost, another one is established by default, and
+/// requests without a response are sent again until their deadlines. Changes are numbered, so that the server applies
+/// each at most once.
 ///
 /// The number of requests and bytes in flight is limited. Further requests wait until they are within the limits.
 pub struct Connection(Arc<Shared>);

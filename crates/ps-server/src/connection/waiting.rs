@@ -17,8 +17,8 @@ use std::time::Duration;
 /// A handle to wait for the response to a request.
 pub(super) struct PendingCall(Arc<Call>);
 
-/// A request that may be sent more than once. The thread that waits for its response receives it, or another thread
-/// that needs the space of the request.
+/// A request that may be sent more than once. Its response is received by the thread that waits for it, or by another
+/// thread that needs the space of the request.
 pub(super) struct Call {
     shared: Arc<Shared>,
     described: String,

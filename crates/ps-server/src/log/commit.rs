@@ -76,9 +76,8 @@ impl Journal {
         appended
     }
 
-    /// Returns whether changes are rejected: an append has failed since the last snapshot, or a sync has failed. After
-    /// a failed sync that the durability does not require, changes are accepted nevertheless. A new snapshot may end
-    /// this state.
+    /// Returns whether an append has failed since the last snapshot, or a sync has failed. Changes are then rejected,
+    /// unless only a sync has failed that the durability does not require. A new snapshot may end this state.
     pub fn rejects_changes(&self) -> bool {
         self.rejects_changes.load(Ordering::Relaxed) || self.durable().failed.is_some()
     }

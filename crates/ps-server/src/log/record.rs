@@ -11,8 +11,8 @@ pub(super) const HEADER: usize = 52;
 /// The size in bytes of a record's trailer, which is the checksum of the record.
 pub(super) const TRAILER: usize = 4;
 
-/// A change. If head and body are empty, the record states instead that the earlier change with the same client and
-/// number was rejected.
+/// The contents of a record: a change, or the data of another [`Kind`] in `body`. A change without head and body states
+/// that the earlier change with the same client and number was rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
     /// The client of the change.
@@ -25,7 +25,8 @@ pub(crate) struct Record {
     pub body: Bytes,
 }
 
-/// The kind of a record. Only changes have separate numbers; the log itself writes all other records.
+/// The kind of a record. Only changes are numbered; records of other kinds have the number of the next change. Those
+/// are written by the server or by a repair of the log, not for a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A change.
