@@ -14,7 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// The fraction of the timeout that a lookup has at least, however long the prefetch has been waiting to send.
+/// The divisor of the timeout that gives the minimum time of a lookup, however long the prefetch has been waiting to
+/// send.
 const LEAST: u32 = 8;
 
 /// The prefetched rows of a variable.
@@ -148,7 +149,7 @@ impl FoundRows {
         &self.lookup.late
     }
 
-    /// Returns the deadline of this lookup, now that it begins. It is that of the rows that are late, and of a repeated
+    /// Returns the deadline of this lookup, now that it begins. It applies to the read of late rows, and to a repeated
     /// read if the prefetched rows are not received. The time that the prefetch took to send is subtracted, so a server
     /// that is gone costs at most one timeout and an eighth.
     pub(crate) fn deadline(&self, timeout: Duration) -> Deadline {

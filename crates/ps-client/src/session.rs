@@ -108,8 +108,8 @@ impl Session {
         lock(&self.caches).iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Begins a step. Waits for the updates in flight, and fetches the values of all caches, unless the last of these
-    /// updates will fetch them. A step that is `inside` another one does neither, and uses the same values.
+    /// Begins a step. Unless the last update in flight will fetch all values, waits for the updates in flight, and
+    /// fetches the values of all caches. A step that is `inside` another one does neither, and uses the same values.
     ///
     /// # Errors
     /// - [`Error::Server`]: values could not be fetched, or an update in flight failed.

@@ -28,7 +28,7 @@ const MAX_NAMED: usize = 10;
 pub(crate) struct CreationState {
     /// The tables on each server when they were last listed.
     listed: Vec<HashMap<String, TableInfo>>,
-    /// The tables that this process has requested, even if the request was not answered.
+    /// The tables that this process has asked servers to create, even if they have not answered.
     asked: HashSet<String>,
     /// Whether the warning about existing tables was logged.
     warned: bool,
