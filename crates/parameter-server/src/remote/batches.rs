@@ -16,8 +16,8 @@ use std::sync::Mutex;
 /// The batches of a dataset that `create_per_worker_dataset` has created on a worker. Remote functions take them as a
 /// parameter `&Batches<T>`.
 ///
-/// Each call gets the batches after those of earlier calls on the same worker. Every worker has its own batches. If a
-/// worker disconnects, its replacement resumes after the last batch whose call has finished.
+/// Each call gets the batches after those of earlier calls on the same worker. Every worker has its own batches. After
+/// a worker has disconnected and reconnected, it resumes after the last batch whose call has finished.
 ///
 /// ```
 /// # use distribute::prelude::*;

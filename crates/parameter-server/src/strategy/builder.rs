@@ -187,7 +187,8 @@ impl ParameterServerStrategyBuilder {
         self
     }
 
-    /// Resolves the cluster, waits until all servers have answered, and builds the strategy.
+    /// Resolves the cluster and builds the strategy. Unless channels were given, waits first until all servers have
+    /// answered.
     ///
     /// # Errors
     /// - The errors of [`ParameterServerStrategy::new`]. If servers cannot be reached, the kind is
@@ -251,7 +252,7 @@ impl ParameterServerStrategyBuilder {
         self.join_timeout.unwrap_or(DEFAULT_TIMEOUT)
     }
 
-    /// Creates the strategy of a task, after all servers have answered.
+    /// Creates the strategy of a task. Unless channels were given, waits first until all servers have answered.
     ///
     /// # Errors
     /// Returns the errors of [`build`](Self::build).
