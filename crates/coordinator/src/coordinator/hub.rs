@@ -94,8 +94,8 @@ impl Hub {
         }
     }
 
-    /// Delivers results that are available to waiting threads, and wakes other threads that may be able to continue.
-    /// Also records whether a worker is connected.
+    /// Delivers the results of ended closures to the threads that wait for them, and wakes other threads that may be
+    /// able to continue. Also records whether a worker is connected.
     pub fn publish_outcomes(&self, state: &mut State) {
         let State { dispatch, values, ended, .. } = state;
         for outcome in dispatch.outcomes() {
