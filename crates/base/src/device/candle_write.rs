@@ -52,7 +52,8 @@ pub fn put(var: &Var, first: usize, values: &HostTensor) -> Result<()> {
 /// copy on the host, which is then written back.
 ///
 /// # Errors
-/// - [`Error::Candle`], [`Error::Tensor`]: the variable has a different dtype, or a copy fails.
+/// - [`Error::Candle`], [`Error::Tensor`]: a variable that is changed in place has a different dtype, or a copy fails.
+///   A variable of a different dtype that is copied stays unchanged.
 pub fn change_f32(var: &Var, change: impl Fn(&mut [f32])) -> Result<()> {
     // candle treats rows without columns as repeated elements.
     if var.elem_count() == 0 {

@@ -45,8 +45,8 @@ struct Replica {
 }
 
 impl DeviceCopies {
-    /// Creates the copies of a variable in CPU memory. `devices` contains the device of each replica; `None` for a
-    /// replica that computes in CPU memory.
+    /// Prepares copies of `variable`, which is in CPU memory. `devices` contains the device of each replica; `None` for
+    /// a replica that computes in CPU memory. Each copy is created when it is first requested.
     pub fn new(variable: Var, devices: Vec<Option<Device>>) -> Self {
         let replica = |device| Replica { device, copy: OnceLock::new() };
         let replicas: Vec<_> = devices.into_iter().map(|device| device.map(replica)).collect();

@@ -37,7 +37,8 @@ pub fn Ok<T>(value: T) -> Result<T> {
     Result::Ok(value)
 }
 
-/// An error of this crate. The message names the operation, the replica or peer, the step, and a remedy.
+/// An error of this crate. Most messages name the operation and a remedy; those about a replica, a peer or a step name
+/// it.
 ///
 /// `Debug` prints the same text as `Display`, because `unwrap` and a `main` that returns an error use `Debug`.
 #[derive(thiserror::Error)]
