@@ -7,7 +7,8 @@ use super::plan::Act;
 pub struct Oracle {
     /// The number of changes that all workers have made.
     pub changes: usize,
-    /// The number of changes at each tick. A tick is an update, or a run after a run without an update.
+    /// The number of changes at each tick. A tick is an update, or the beginning of a run if the program has made no
+    /// update since the previous run began.
     ticks: Vec<usize>,
     /// The number of changes after the last write outside of runs.
     written: usize,
