@@ -182,7 +182,7 @@ impl Step {
 
 /// RES-3: TensorFlow sorts the nodes by name, whereas Slurm numbers ranks in the order of its list. TensorFlow also
 /// does not know its own task before it is asked for the cluster, and cannot describe nodes without GPUs. This crate
-/// follows Slurm's order and knows both.
+/// follows Slurm's order, always knows its own task, and describes nodes without GPUs.
 pub fn slurms_ranks_are_slurms(case: &Case, inputs: &Inputs<'_>) -> Found {
     let (Some(outcome), "slurm") = (outcome(case), op(inputs)) else { return Ok(None) };
     let step = Step::of(inputs)?;

@@ -59,7 +59,7 @@ impl ClusterBuilder {
         self
     }
 
-    /// Makes each server a copy of another.
+    /// Replicates each server to another one.
     pub fn replicate_servers(mut self) -> Self {
         self.replicates = true;
         self
@@ -111,7 +111,7 @@ pub struct Cluster {
     tasks: Vec<(Task, Option<Killed>)>,
     /// The lines that the chief prints, if it is a process.
     printed: Option<mpsc::Receiver<String>>,
-    /// The reserved ports, so that no other process gets one while its task is killed.
+    /// The reserved ports. No other process can get one while its task does not run.
     _ports: Vec<Port>,
     _temporary: Option<TempDir>,
 }

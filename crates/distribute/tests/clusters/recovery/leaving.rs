@@ -10,7 +10,8 @@ use distribute_testing::watched;
 use rustix::process::Signal;
 use std::time::Duration;
 
-/// The time within which the others must finish while other tests run. For a lost worker, they would wait longer.
+/// The time within which the others must finish while other tests run. If they waited for a lost worker, they would
+/// take longer.
 const SOON: Duration = Duration::from_secs(15);
 
 /// Returns a job in which the workers `told` get the notice while worker 2 is at the point `at`. In a step, for

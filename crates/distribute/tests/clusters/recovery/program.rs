@@ -40,7 +40,7 @@ pub enum Place {
     Between,
     /// Inside the closure, while the others wait in the exchange of gradients.
     InStep,
-    /// The update rule, after the exchange of gradients and before that of the new weights.
+    /// Inside the update rule, after the exchange of gradients and before that of the new weights.
     InUpdate,
     /// After the update, while the others wait in the next call of the same step.
     AfterUpdate,

@@ -24,7 +24,7 @@ const WORKER: &str = "recovery::sharded::a_worker_in_a_separate_process";
 /// The number of rows of the table.
 const ROWS: u32 = 1300;
 
-/// The step of the locations in a step.
+/// The number of the step in which the locations inside a step are reached.
 const STEP: u64 = 7;
 
 /// A momentum rule with an average of the weights, which reaches a location when it computes the new weights of a step.

@@ -9,7 +9,7 @@ use distribute_ps_tables::{Initializer, Push, RowPartition, Table};
 use distribute_testing::watched;
 use std::sync::Arc;
 
-/// Returns the table and its slots after the given steps, if they are stored in shards.
+/// Stores a table in the given number of shards, and returns it and its slots after the given steps.
 fn train_shards<R: Rule + Clone>(rule: &R, steps: &[Brought], shards: usize) -> Vec<f64> {
     let cut = RowPartition::div(HEIGHT, shards);
     // The same first values as the model's.

@@ -27,7 +27,8 @@ fn assert_same_files(a: &Path, b: &Path) {
     }
 }
 
-/// Saves in both ways after three steps. Nothing is copied before the forward pass of the next step.
+/// Checks that after three steps, a save in the background writes the same files as one that waits. The first tensor is
+/// not copied before the forward pass of the next step.
 fn saves_the_step_of_the_call<R: Rule + Clone>(rule: R) {
     for (replicas, norm, dtype) in [(1, false, DType::F64), (3, true, DType::F32)] {
         let rule = rule.clone();

@@ -66,7 +66,7 @@ fn is_refused(
     }
 }
 
-/// The alternatives, one of which each error advises.
+/// The alternatives. The advice of each error contains at least one.
 const INSTEAD: [&str; 7] =
     ["merge_call", "aggregation", "assign", "ONLY_FIRST_REPLICA", "reduce_to", "copies()", "run"];
 
