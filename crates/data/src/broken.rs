@@ -147,8 +147,8 @@ impl Broken {
         }
     }
 
-    /// Counts the rest of a file as one broken record if the error is about the contents of the file. Returns all
-    /// other errors.
+    /// Counts the rest of a file as one broken record if the error is about the contents of the file. Returns `error`
+    /// if it is not, or if it must end the pass.
     pub(crate) fn skip_rest(&self, error: Error) -> Result<()> {
         if is_of_contents(&error) { self.skip(error) } else { Err(error) }
     }

@@ -352,9 +352,9 @@ impl Assembly {
         part
     }
 
-    /// Splits the batch into one batch for each of the given ranges of rows. If all chunks are rows of sources, and
-    /// no range is empty, each row is copied once, directly into its new batch. Otherwise the complete batch is
-    /// assembled first.
+    /// Splits the batch into one batch for each of the given ranges of rows. If there are several ranges, none of them
+    /// is empty, and all chunks are rows of sources, each row is copied at most once, directly into its new batch.
+    /// Otherwise the complete batch is assembled first.
     pub(crate) fn cut(self, pieces: Vec<Range<usize>>) -> Result<Vec<Tree<Leaf>>> {
         let of_rows = self.chunks.iter().all(|chunk| matches!(chunk, Chunk::Rows(..)));
         // An empty piece is made from the complete batch. If elements differ, assembling them once gives one error.

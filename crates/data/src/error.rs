@@ -167,8 +167,7 @@ pub enum Error {
         /// The message of the panic.
         message: String,
     },
-    /// A pass has waited too long for another thread that reads the first element of a generator, for the
-    /// spec.
+    /// A pass has waited too long for another thread that reads a generator's first element to determine the spec.
     #[error(
         "a generator has returned no first element in {waited:?}: declare its spec with `assert_element_spec`"
     )]
@@ -333,7 +332,7 @@ pub enum Error {
         /// The allowed range.
         expected: &'static str,
     },
-    /// A cache file contains elements of a different pipeline.
+    /// A cache file contains elements of a different pipeline, or is not a cache file of this version.
     #[error(
         "'{path}' has elements of another dataset: {why}; delete it to write it again, or pass another \
          path to cache_to"
@@ -341,7 +340,7 @@ pub enum Error {
     Cache {
         /// The path of the cache file.
         path: String,
-        /// A description of how the pipelines differ.
+        /// The reason for the rejection.
         why: String,
     },
     /// The elements that an operation keeps at the same time do not fit into memory.
@@ -401,7 +400,7 @@ pub enum Error {
          AutoShardPolicy::Hint, or call `shard(workers, index)` instead"
     )]
     Hinted,
-    /// Each worker takes its own rows of the same batches, but the workers would see different batches.
+    /// Each worker takes its own rows of the same batches, but the workers could see different batches.
     #[error(
         "\"{operation}\" may have another order on each worker, but all take their rows of the same \
          batches: use an operation that keeps the order, or another AutoShardPolicy than Data"

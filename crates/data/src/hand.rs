@@ -57,7 +57,7 @@ impl Hand {
     }
 }
 
-/// A slot in the source of a pipeline that contains the [`Hand`] of a pass until the pass starts and takes it.
+/// A slot in the source of a pipeline. It contains the [`Hand`] of a pass until the pass starts and takes the hand.
 #[derive(Clone)]
 pub(crate) struct HandSlot(Arc<Mutex<Option<Hand>>>);
 

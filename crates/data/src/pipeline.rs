@@ -98,7 +98,7 @@ pub(crate) trait Operation: Send + Sync {
         true
     }
 
-    /// Returns whether the elements are names of files, or made from them, which a later operation opens.
+    /// Returns whether the elements are, or are made from, names of files that a later operation opens.
     fn names_files(&self) -> bool {
         self.inputs().iter().any(|input| input.names_files())
     }
@@ -108,8 +108,8 @@ pub(crate) trait Operation: Send + Sync {
         false
     }
 
-    /// Returns whether reading the pipeline is worth a thread. This is true if it contains files or user
-    /// functions that do not already run on a thread.
+    /// Returns whether reading the pipeline is worth a thread. This is true if it contains files or user functions,
+    /// unless a `prefetch` or a filled cache in memory comes after them.
     fn costly(&self) -> bool {
         self.inputs().iter().any(|input| input.costly())
     }

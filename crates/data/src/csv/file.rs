@@ -210,7 +210,7 @@ pub(super) fn line(file: &Location, start: u64) -> Result<u64> {
     Ok(line)
 }
 
-/// Converts an error of the CSV parser, which can only be an error of reading or decompressing the text.
+/// Converts an error of the CSV parser. Its only errors are those of reading or decompressing the text.
 pub(super) fn failure(file: &Location, error: ::csv::Error) -> Error {
     let source = match error.into_kind() {
         ::csv::ErrorKind::Io(error) => error,

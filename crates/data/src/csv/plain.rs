@@ -209,7 +209,8 @@ mod tests {
             prop_assert_eq!(found, text.parse::<i64>().ok());
         }
 
-        /// Checks that the fast path and the general parser give the same result for any bytes.
+        /// Checks that the fast path and the general parser give the same result for any text of digits, `-`, `.`,
+        /// commas, spaces and line endings.
         #[test]
         fn it_reads_the_same_as_the_parser_of_all_csv(text in "[-0-9., \r\n]{0,60}") {
             let layout = Layout::Labelled { label: 1 };

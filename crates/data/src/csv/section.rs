@@ -21,7 +21,7 @@ pub(super) struct Section {
 }
 
 impl Section {
-    /// Parses the rows up to the first broken one. If broken rows are skipped, parses all intact rows.
+    /// Parses the intact rows, up to the first broken one that may not be skipped.
     pub(super) fn parse_all(&self) -> ParsedSection {
         let mut block = Block::new(&self.format.layout, &self.format.missing, self.format.columns.count);
         let failed = self.parse(&mut block).err();

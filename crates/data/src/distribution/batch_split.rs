@@ -16,8 +16,8 @@ use std::ops::Range;
 /// The way in which a worker's batches are split.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum BatchSplit {
-    /// Every worker reads the same batches. Each batch is split into `of` per-replica batches by `rule`. This
-    /// worker takes those with the indices in `pieces`, in this order.
+    /// Each batch is split into `of` per-replica batches by `rule`. This worker takes those with the indices in
+    /// `pieces`, in this order. Workers that read the same batches take different ones.
     Own { rule: SplitRule, of: usize, pieces: Vec<usize> },
     /// Every worker reads its own batches, of the global size. In each step, all workers' shares of their batches
     /// together form a global batch; see [`shares`]. `full` is the number of rows of a full batch, if it is known.
@@ -40,8 +40,9 @@ impl BatchSplit {
         }
     }
 
-    /// Returns the ranges of rows into which the first batch, of `rows` rows, is split. There is one range for each
-    /// of the worker's replicas in each step that uses the batch, in the order of steps.
+    /// Returns the ranges of rows into which a batch of `rows` rows is split; for [`Stream`](Self::Stream), into which
+    /// the first batch is split. There is one range for each of the worker's replicas in each step that uses the batch,
+    /// in the order of steps.
     pub(crate) fn pieces(&self, rows: usize) -> Vec<Range<usize>> {
         match self {
             BatchSplit::Stream { sizes } => recut(rows, sizes),

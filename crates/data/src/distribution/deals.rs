@@ -97,7 +97,7 @@ pub(super) struct Dealer {
 
 #[derive(Clone, Debug)]
 struct WorkerState {
-    /// The number of files that the worker gets the next time it needs one.
+    /// The maximum number of files that the worker gets the next time it needs one.
     next: usize,
     /// Whether the worker has been notified that there are no more files.
     ended: bool,
@@ -188,7 +188,7 @@ mod tests {
     use distribute_testing::SplitMix;
     use proptest::prelude::*;
 
-    /// A worker of a model: the files in its hand, and the number of elements left in the file that it reads.
+    /// A worker of the model: the files in its hand, and the file that it reads with the index of the next element.
     #[derive(Clone, Default)]
     struct Reader {
         hand: Vec<usize>,

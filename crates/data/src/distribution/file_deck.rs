@@ -95,8 +95,8 @@ impl FileDeck {
         Self { files: Arc::new(files), seed: None, state: Arc::default() }
     }
 
-    /// Returns a deck of the same files, whose order depends only on `seed` and the epoch. The new deck begins with the
-    /// first file of epoch 0, even if files have been dealt from this one.
+    /// Returns a deck of the same files, in an order that depends only on `seed` and the epoch. The new deck begins
+    /// with the first file of epoch 0, even if files have been dealt from this one.
     pub fn shuffle(self, seed: u64) -> Self {
         Self { seed: Some(seed), ..Self::new(Arc::unwrap_or_clone(self.files)) }
     }

@@ -97,8 +97,8 @@ impl<T: Nest> Iterator for Lockstep<T> {
     }
 }
 
-/// A stage that yields each step of all workers as one batch, which is to be split again: the rows of all
-/// replicas, in their global order.
+/// A stage that yields each step of all workers as one batch: the rows of all replicas, in their global order. The
+/// batch is then split again.
 pub(super) struct Gathered {
     pub(super) all_steps: AllSteps,
     /// The deals of each step that has been yielded.

@@ -72,8 +72,8 @@ pub struct DistributeOptions {
     /// The treatment of the end of the data, when only some replicas have data left.
     pub ends: UnevenEnds,
     /// The number of steps whose batches are prepared early, on a separate thread. It has an effect only if reading the
-    /// dataset is worth a thread, that is, if there are files or user functions without a
-    /// [`prefetch`](Dataset::prefetch) after them, or if [preparing](Distribution::prepared) batches is costly.
+    /// dataset is worth a thread: if there are files or user functions without a [`prefetch`](Dataset::prefetch) after
+    /// them, if [preparing](Distribution::prepared) batches is costly, or if files are [dealt](AutoShardPolicy::Dealt).
     pub prefetch: usize,
 }
 
@@ -352,13 +352,11 @@ impl<T: Nest> Distribution<T> {
         }
     }
 
-    /// Starts pass `epoch` of the given worker.
+    /// Starts pass `epoch` of the given worker, and records the current [files](Self::files) for positions.
     ///
     /// # Errors
     /// - [`Error::Worker`]: `worker` is not less than the number of workers.
     /// - [`Error::DatasetFunction`]: the function that creates datasets failed.
-    /// - [`Error::Unordered`]: this process has [a part](Self::part_of) of the replicas, and the other processes could
-    ///   see the batches in a different order.
     /// - Any error of [`Dataset::check`], for a dataset that was created by a function.
     pub fn worker(&self, worker: usize, epoch: u64) -> Result<WorkerPass<T>> {
         let begun = Position { files: self.files(), ..self.beginning(epoch) };
@@ -367,7 +365,8 @@ impl<T: Nest> Distribution<T> {
         Ok(WorkerPass::new(steps, begun, self.same_batches(), self.dealing(worker, none)))
     }
 
-    /// Returns whether every worker reads the same batches and takes its own rows of each.
+    /// Returns whether all workers, or all processes with [a part](Self::part_of) of the replicas, read the same
+    /// batches, and each takes its own rows of each batch.
     fn same_batches(&self) -> bool {
         self.decision().is_some_and(|decision| match self.part {
             None => decision.taken == AutoShardPolicy::Data,

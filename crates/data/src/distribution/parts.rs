@@ -97,7 +97,8 @@ impl<T: Nest> Distribution<T> {
         })
     }
 
-    /// Returns the unsharded pipelines, from whose batches an empty batch can be derived.
+    /// Returns the pipelines from which an empty batch can be derived: the one before sharding or, for a function,
+    /// those of the worker's datasets.
     pub(super) fn templates(&self, worker: usize, epoch: u64) -> Result<Templates> {
         let pipelines = match &self.source {
             Source::Dataset(sharded) => vec![sharded.pipeline.clone()],

@@ -142,9 +142,9 @@ impl<T: Nest> WorkerPass<T> {
         }
     }
 
-    /// Deals files to the workers that need some, according to their counts for the prepared step, which are ordered by
-    /// worker. The passes of all workers deal alike. Returns `true` if a worker had no file for the step; all workers
-    /// [prepare](Self::prepare) it again in that case. Returns `false` if files are not dealt.
+    /// Deals files to the workers that need some. `counts` are the counts of all workers for the prepared step, ordered
+    /// by worker. The passes of all workers deal alike. Returns `true` if a worker had no file for the step; all
+    /// workers [prepare](Self::prepare) it again in that case. Returns `false` if files are not dealt.
     ///
     /// # Errors
     /// - [`Error::NotDealt`]: there are not the counts of all workers, or a worker asks for files after the last one.

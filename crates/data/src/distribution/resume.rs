@@ -74,7 +74,7 @@ impl<T: Nest> Distribution<T> {
     ///
     /// # Errors
     /// - [`Error::Position`]: the batch size, the operations, their parameters or the files differ from those of the
-    ///   position, the position has an invalid layout or policy, or an operation is not repeatable.
+    ///   position, the position has an invalid layout, policy or deals, or an operation is not repeatable.
     pub fn check_position(&self, position: &Position) -> Result<()> {
         self.check(position, || self.files())
     }

@@ -72,8 +72,8 @@ pub struct Steps {
     pieces: Pieces,
     ended: Vec<bool>,
     ends: UnevenEnds,
-    /// The number of rows of this worker in a full step. If the pipeline does not determine it, it is `None` until the
-    /// first step, and then the number of rows in that step.
+    /// The value of [`StepCounts::full`]. If the pipeline does not determine it, it is `None` until the first step, and
+    /// then the number of rows in that step.
     full: Option<usize>,
     /// An empty batch, once it has been derived; `Some(None)` if that is impossible, because elements have no rows, or
     /// because there are neither elements nor a spec.
@@ -274,7 +274,8 @@ impl Steps {
 
 /// The pipelines from which a worker that has not seen a batch can derive an empty one.
 pub(crate) struct Templates {
-    /// The unsharded pipelines. If any worker has data, one of these has a first batch.
+    /// The pipeline before sharding, which has a first batch if any worker has data; for a function, the pipelines of
+    /// this worker's datasets, which may be empty.
     pub(crate) pipelines: Vec<Pipeline>,
     pub(crate) epoch: u64,
     /// Whether this process has all replicas, so that its end of the data is the end of the pass.

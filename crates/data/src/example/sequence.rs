@@ -33,7 +33,7 @@ pub struct SequenceExample {
 }
 
 impl SequenceExample {
-    /// Creates an example without features and lists.
+    /// Creates an example without features or lists.
     pub fn new() -> Self {
         Self::default()
     }

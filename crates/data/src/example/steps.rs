@@ -155,7 +155,7 @@ impl SequenceFeatures {
         Self::default()
     }
 
-    /// Adds a feature of the context named `name`.
+    /// Adds a context feature named `name`.
     ///
     /// # Errors
     ///

@@ -21,8 +21,8 @@ use zstd::stream::read::Decoder as ZstdDecoder;
 /// result in an error that contains their name.
 ///
 /// Skippable frames before and between frames of zstd and lz4 are skipped. Except with zstd, a stream may be followed
-/// by zeros, because some media fill their blocks with them. A gzip member may be followed by another one. Anything
-/// else after the end is an error, because it may be the rest of a damaged member.
+/// by zeros, because some media fill their blocks with them. A gzip member, or a frame of zstd or lz4, may be followed
+/// by another one. Anything else after the end is an error, because it may be the rest of a damaged member.
 ///
 /// ```
 /// use distribute_data::{Compression, Location};
@@ -76,8 +76,8 @@ impl Compression {
     }
 
     /// Opens a file like [`open`](Self::open), for a format with known first bytes. [`Auto`](Self::Auto) calls `plain`
-    /// with the first 16 bytes (fewer if the file is shorter), which returns whether they belong to the format. If they
-    /// do, nothing is decompressed. Otherwise zlib is detected in addition to the other compressions.
+    /// with the first 16 bytes (fewer if the file is shorter). `plain` returns whether they belong to the format. If
+    /// they do, nothing is decompressed. Otherwise zlib is detected in addition to the other compressions.
     ///
     /// # Errors
     ///

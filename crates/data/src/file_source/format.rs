@@ -82,7 +82,7 @@ pub(crate) struct Work {
     pub(crate) make: Box<dyn FnOnce() -> ParsedSection + Send>,
 }
 
-/// The elements of a section up to the first broken one, and its error.
+/// The elements of a section up to the first broken one that may not be skipped, and its error.
 #[derive(Default)]
 pub(crate) struct ParsedSection {
     pub(crate) chunk: Option<Chunk>,

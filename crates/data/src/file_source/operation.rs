@@ -174,7 +174,7 @@ mod tests {
     }
 
     /// Checks AS-3, AS-5 and AS-8: the automatic policy shards by files if there is one for each worker, or else by
-    /// data. The policy `File` is then refused.
+    /// data. The policy `File` is refused if there are fewer files than workers.
     #[test]
     fn workers_read_files_of_their_own_where_there_are_enough() {
         let data = text_lines(three()).batch(2);

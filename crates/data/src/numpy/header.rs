@@ -11,8 +11,8 @@ pub(super) const MAGIC: &[u8] = b"\x93NUMPY";
 /// The alignment in bytes of the elements in files that this crate writes, as in NumPy.
 const ALIGNMENT: usize = 64;
 
-/// The maximum length of a header in bytes, because a longer shape could exhaust the memory. (NumPy itself reads
-/// up to 10,000 bytes.)
+/// The maximum length of a header in bytes. The shape in a longer one could exhaust the memory. (NumPy itself reads up
+/// to 10,000 bytes.)
 const MAX_LENGTH: u64 = 1 << 20;
 
 /// The parsed header of an array.

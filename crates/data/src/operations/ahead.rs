@@ -30,7 +30,7 @@ enum State {
 struct Running {
     receiver: Receiver<Delivered>,
     thread: JoinHandle<()>,
-    /// The number of passes that the input had completed when the last element was created.
+    /// The number of passes of the input that were complete after the last returned element.
     passes: usize,
     /// A received chunk that could not be appended to the previous one.
     kept: Option<Delivered>,

@@ -11,8 +11,8 @@ impl<T: Nest> Dataset<T> {
     /// Declares the dtypes and shapes of all elements. Use this for functions and generators whose elements
     /// differ in size, or have sizes that the first element does not show. A size of `None` means any size.
     ///
-    /// Every element is checked in the pass. An element with a different structure, dtype or shape results in
-    /// [`Error::Spec`].
+    /// Every element of a pass is checked, unless it is skipped. An element with a different structure, dtype or shape
+    /// results in [`Error::Spec`].
     ///
     /// ```
     /// use distribute_data::{Dataset, TensorSpec};

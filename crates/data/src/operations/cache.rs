@@ -250,7 +250,7 @@ mod tests {
         assert!(std::ptr::eq(whole.as_slice::<i64>().unwrap(), x.as_slice::<i64>().unwrap()), "copied");
     }
 
-    /// Checks that the rest of a section is freed, whatever operation has chosen its elements.
+    /// Checks that a cache keeps only the chosen rows of a section, whether a filter or `shard` has chosen them.
     #[test]
     fn of_a_section_no_more_is_kept_than_its_elements() {
         let rows = || Dataset::range(1000).batch(100).unbatch::<i64>();

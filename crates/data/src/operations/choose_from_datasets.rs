@@ -113,7 +113,7 @@ pub(super) fn common_batching(datasets: &[Pipeline]) -> Batching {
     all.reduce(Batching::or).unwrap_or(Batching::Unknown)
 }
 
-/// Returns a spec that the elements of all datasets satisfy; `None` if there is none.
+/// Returns a spec that the elements of all datasets satisfy; `None` if there is none, or a dataset's spec is unknown.
 pub(super) fn common_spec(datasets: &[Pipeline], look: Look) -> Option<ElementSpec> {
     let (first, rest) = datasets.split_first()?;
     rest.iter().try_fold(first.spec(look)?, |all, dataset| spec::either(all, dataset.spec(look)?))
@@ -122,7 +122,7 @@ pub(super) fn common_spec(datasets: &[Pipeline], look: Look) -> Option<ElementSp
 /// A rule that selects the dataset of each element.
 pub(super) trait Pick: Send {
     /// Returns the index of the dataset of the next element; `None` at the end. `open` contains a flag for each
-    /// dataset: whether it has not ended. If a dataset that has ended is returned, this is called again.
+    /// dataset: whether it may have more elements. If a dataset that has ended is returned, this is called again.
     fn pick(&mut self, open: &[bool]) -> Result<Option<usize>>;
 
     /// Returns the number of completed passes over the choices, as [`Stage::passes`] does.

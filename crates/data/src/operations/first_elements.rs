@@ -69,8 +69,8 @@ impl FirstElements {
         }
     }
 
-    /// Returns a copy of the element at `index`. Returns `None` at the end, if reading fails, or if the iterator's
-    /// own code requests the spec.
+    /// Returns a copy of the element at `index`. Returns `None` at the end, if reading fails, if the iterator's own
+    /// code requests the spec, or if another thread reads from the iterator for too long.
     fn look(&self, make: &GeneratorFn, index: usize) -> Option<Tree<Leaf>> {
         let mut slot = self.wait();
         let Slot::Free(begun) = &mut *slot else { return None };

@@ -49,9 +49,9 @@ impl<T: Nest> Dataset<T> {
         Dataset::of(MapParallel { map, threads, ordered: true, dealt: false })
     }
 
-    /// Maps like [`map_parallel`](Dataset::map_parallel), but returns elements in the order of completion, so
-    /// that a slow element does not delay others. The order differs from pass to pass, so a pass cannot be
-    /// resumed in the middle.
+    /// Maps like [`map_parallel`](Dataset::map_parallel), but returns elements in the order of completion, so that a
+    /// slow element does not delay others. The order may differ from pass to pass, so a pass cannot be resumed in the
+    /// middle.
     #[doc(alias = "deterministic")]
     pub fn map_unordered<U, F>(&self, threads: usize, function: F) -> Dataset<U>
     where

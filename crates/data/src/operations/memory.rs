@@ -30,8 +30,8 @@ impl Dataset<i64> {
 
 impl<T: Nest> Dataset<T> {
     /// Creates a dataset of the slices along axis 0 of all tensors of a nest. Leaves of shape `[n, …]` give `n`
-    /// elements with leaves of shape `[…]`. The tensors are shared, not copied. Batches are created from them
-    /// with a single copy.
+    /// elements with leaves of shape `[…]`. The tensors are shared, not copied. Batches are views of them, or a single
+    /// copy.
     ///
     /// Elements have the same type as the nest. If slices are scalars, [`typed`](Dataset::typed) converts them to
     /// numbers.

@@ -25,8 +25,9 @@ impl<T: Nest> Dataset<T> {
     ///
     /// A sequence longer than a row gives [`Error::Sequence`], unless long ones are [split](Packing::split_long). An
     /// element whose tensors have different sizes of axis 0 gives [`Error::UnequalRows`], one with a scalar gives
-    /// [`Error::Scalar`], and one with a tensor that is not dense and in host memory gives [`Error::Pad`]. Sequences of
-    /// one row that differ in structure, dtype or the other axes give [`Error::Stack`].
+    /// [`Error::Scalar`], one without tensors gives [`Error::NoTensor`], and one with a tensor that is not dense and in
+    /// host memory gives [`Error::Pad`]. Sequences of one row that differ in structure, dtype or the other axes give
+    /// [`Error::Stack`].
     ///
     /// ```
     /// # use distribute_data::{Dataset, Packing};

@@ -60,7 +60,7 @@ fn paths(element: Option<&Tree<Leaf>>) -> Vec<String> {
     paths
 }
 
-/// The index of an element that cannot be padded, and the reason.
+/// The index in the batch of an element that cannot be padded, and the reason.
 type Bad = (usize, String);
 
 /// Pads and stacks tensor `i` of all elements of a batch. `of` is the number of tensors in an element.

@@ -15,7 +15,7 @@ impl<T: Nest> Dataset<T> {
     /// turn and repeated. The last batch may be shorter.
     ///
     /// A size of 0 gives an empty batch. If no size is positive, the pass returns [`Error::Parameter`]. Elements that
-    /// are not batches result in [`Error::Scalar`] or [`Error::UnequalRows`].
+    /// are not batches result in [`Error::Scalar`], [`Error::UnequalRows`] or [`Error::NoTensor`].
     ///
     /// ```
     /// # use distribute_data::Dataset;

@@ -29,7 +29,7 @@ impl Rounds {
     }
 
     /// Records that an element of dataset `picked` was read, after which `passes` passes over it and `choices` over the
-    /// choices are complete. `open` contains, for each dataset, whether it has more elements.
+    /// choices are complete. `open` contains, for each dataset, whether it may have more elements.
     pub(super) fn taken(&mut self, picked: usize, passes: usize, choices: usize, open: &[bool]) {
         let Some(dataset) = self.datasets.get_mut(picked) else { return };
         (dataset.passes, dataset.picked) = (passes, true);

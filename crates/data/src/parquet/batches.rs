@@ -51,7 +51,7 @@ pub struct Batches {
 /// A range of rows that one reader reads.
 struct Part {
     run: Run,
-    /// The index of the first row in the file.
+    /// The index in the file of the part's first row.
     first: u64,
     rows: u64,
     /// The range of rows within the run; `None` means all of them.

@@ -22,7 +22,7 @@ struct Checked {
     group: usize,
     /// The index of the page in its column of the row group; `None` for a dictionary page.
     page: Option<usize>,
-    /// The range of the page's rows within the row group.
+    /// The range of the page's rows within the row group: all rows for a dictionary, or if the column has lists.
     rows: Range<u64>,
 }
 

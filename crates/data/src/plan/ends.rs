@@ -33,7 +33,8 @@ pub struct StepCounts {
     pub missing: usize,
     /// The total number of rows of all per-replica batches.
     pub rows: usize,
-    /// The number of rows of a full step of this worker. The sum over all workers is the size of a global batch.
+    /// The number of rows that this worker counts for a full step. The sum over all workers is the size of a global
+    /// batch; one worker may count all of it.
     pub full: usize,
     /// The number of replicas without data for which no empty batch can be created.
     pub unfilled: usize,

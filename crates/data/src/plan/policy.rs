@@ -18,8 +18,8 @@ pub enum AutoShardPolicy {
     /// Each worker reads different files: worker `w` of `W` reads the files `w`, `w + W`, …
     File,
     /// Each worker is dealt files during the pass: another one whenever it has read the others, so workers with small
-    /// files read more of them. Which worker reads which file depends only on the files and the number of workers,
-    /// and is part of the position. There may be fewer files than workers.
+    /// files read more of them. Which worker reads which file does not depend on timing, and is part of the position.
+    /// There may be fewer files than workers.
     #[doc(alias = "DYNAMIC")]
     #[doc(alias = "tf.data.experimental.service.ShardingPolicy.DYNAMIC")]
     Dealt,

@@ -57,7 +57,8 @@ mod tests {
         steps.iter().map(|step| step.iter().map(Range::len).collect()).collect()
     }
 
-    /// Checks DIST-6: the sizes for a batch of 7 rows, 2 workers and 2 replicas per worker.
+    /// Checks DIST-6: the sizes for a batch of 7 rows on 2 workers with 2 replicas each, and of 10 rows on 3 workers
+    /// with 1.
     #[test]
     fn full_batches_are_shared_as_the_rules_say() {
         assert_eq!(sizes(&steps(7, 7, 2, 2, 0)), [[2, 2], [2, 1]]);

@@ -233,7 +233,7 @@ mod tests {
         records.iter().flat_map(|record| framed(record)).collect()
     }
 
-    /// Returns the records before the end or the first error, which are read `most` at a time, and the error.
+    /// Reads records, `most` at a time. Returns those before the end or the first error, and the error.
     fn read(bytes: impl Read, most: usize) -> (Vec<Vec<u8>>, Option<Error>) {
         let mut reader = TfRecordReader::new("f", bytes);
         let mut all = Vec::new();

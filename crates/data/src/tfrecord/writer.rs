@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 
 /// A writer of records into a new TFRecord file.
 ///
-/// Until [`finish`](TfRecordWriter::finish) returns, the file has a different name in the same folder, unless it is
-/// [growing](Self::growing). Dropping the writer before that removes the file. An incomplete file is therefore never
-/// read, and an existing file with the final name stays unchanged until then. If the process is killed, the next writer
-/// of the same file removes the remains.
+/// Until [`finish`](TfRecordWriter::finish) returns, the file has a different name in the same folder. Dropping the
+/// writer before that removes the file. An incomplete file is therefore never read, and an existing file with the final
+/// name stays unchanged until then. If the process is killed, the next writer of the same file removes the remains. A
+/// [growing](Self::growing) file has its name from the beginning, and is not removed.
 #[doc(alias = "tf.io.TFRecordWriter")]
 #[derive(Debug)]
 pub struct TfRecordWriter {

@@ -11,8 +11,8 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-/// An environment variable that makes this test's program the child that reads a file: the case, and the limit for an
-/// element.
+/// An environment variable with the name of a case. It makes this test's program the child that reads the file. `LIMIT`
+/// is the limit for an element.
 const CASE: &str = "DISTRIBUTE_HOSTILE_CASE";
 const LIMIT: &str = "DISTRIBUTE_HOSTILE_LIMIT";
 
@@ -24,7 +24,7 @@ const LARGE: u64 = 300 << 20;
 
 type Case = (&'static str, fn(u64, Option<u64>) -> Error);
 
-/// The cases. Each creates a file that would expand to this number of bytes, and reads it.
+/// The cases. Each is called with a number of bytes, creates a file that would expand to that number, and reads it.
 const CASES: &[Case] = &[
     ("a line without an end", |size, limit| {
         failure(text_lines(limited(gzip(|out| run(out, b"x", size)), limit)))

@@ -20,7 +20,7 @@ struct Shape {
     before_shuffle: bool,
     /// The way in which files are read in turn if their names are elements.
     by_name: Option<Interleave>,
-    /// Whether the pipeline has a prefetch in its middle, and that of each file another one.
+    /// Whether the pipeline has a `prefetch`, and with `by_name` the dataset of each file another one.
     prefetch: bool,
     batch: usize,
 }
@@ -222,7 +222,8 @@ fn lines(files: &[usize], batch: usize) -> Dataset<HostTensor> {
     dataset(&Shape { files: files.to_vec(), batch, ..plain() })
 }
 
-/// Checks that a worker with a large file leaves small ones to others, and that they end within a file of each other.
+/// Checks that a worker with a large file leaves the small ones to the other worker, so that both need the same number
+/// of steps.
 #[test]
 fn workers_with_small_files_read_more_of_them() {
     watched(|| {
@@ -378,7 +379,7 @@ fn a_broken_file_is_an_error_of_the_worker_that_was_dealt_it() {
 // INV-3
 #[test]
 fn threads_end_with_the_pass_while_they_read_and_while_they_wait_for_a_file() {
-    /// A sender that reports that the thread with it has ended.
+    /// An endless iterator that sends a message when its thread drops it.
     struct Held(mpsc::Sender<()>, i64);
     impl Iterator for Held {
         type Item = std::result::Result<i64, &'static str>;
@@ -454,7 +455,7 @@ fn workers_that_deal_differently_take_no_step() {
 }
 
 /// Checks that a pass that dealt files resumes with [`UnevenEnds::Drop`] only if the pipeline determines which steps
-/// are full. Otherwise its first step would, which is skipped.
+/// are full. Otherwise the first step would determine it, but the resumed pass skips that step.
 #[test]
 fn full_steps_are_known_without_the_skipped_ones() {
     watched(|| {

@@ -19,7 +19,7 @@ fn a_dataset_without_elements_has_empty_batches() {
     assert_eq!(steps.iter().map(dims).collect::<Vec<_>>(), [[[2, 2], [0, 2]], [[1, 2], [0, 2]]]);
 }
 
-/// Checks that a pass stays over after its end or an error.
+/// Checks that a pass has no more steps after its end or an error.
 #[test]
 fn an_iterator_stays_finished_after_the_end_or_an_error() {
     let sizes = [4usize, 3, 4];

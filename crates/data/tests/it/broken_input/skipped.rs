@@ -9,8 +9,8 @@ use distribute_data::{
 use distribute_tensor::{HostTensor, Nest};
 use distribute_testing::watched;
 
-/// Returns the elements of two passes of a dataset that skips `records` records in each pass. The error of the first of
-/// them contains `first`.
+/// Returns the elements of a pass over a dataset that skips `records` records in each pass, and checks that `skip`
+/// counts only elements. The error of the first skipped record contains `first`.
 fn kept<T: Nest>(data: &Dataset<T>, skipped: &SkippedRecords, records: u64, first: &str) -> Vec<T> {
     let before = skipped.count();
     let elements: Vec<T> = data.iter().map(Result::unwrap).collect();
