@@ -28,8 +28,8 @@ impl Attempts {
         self.failed = 0;
     }
 
-    /// Waits before the next attempt, after an attempt has failed with `error`. Returns `error` if it is not
-    /// temporary, no attempt is left, or the server demands a pause longer than the timeout.
+    /// Logs a warning and waits before the next attempt, after an attempt has failed with `error`. Returns `error` if
+    /// it is not temporary, no attempt is left, or the server demands a pause longer than the timeout.
     pub(crate) fn after(&mut self, error: Error) -> Result<()> {
         self.failed += 1;
         let Some(pause) = self.pause(&error) else { return Err(error) };

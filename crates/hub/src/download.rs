@@ -87,7 +87,8 @@ struct Partial<'a> {
 }
 
 impl<'a> Partial<'a> {
-    /// Opens or creates the partial file, and computes the hash of the bytes that it already has.
+    /// Opens or creates the partial file, locks it, and computes the hash of its bytes. Discards them if there are too
+    /// many.
     fn open(target: &'a Target) -> Result<Self> {
         let path = &target.partial;
         // Others who share the cache may read it: its mode is the default one.
@@ -133,7 +134,8 @@ impl<'a> Partial<'a> {
         Ok(())
     }
 
-    /// Receives the rest of the file, or as much as arrives before an error.
+    /// Receives the rest of the file, or as much as arrives before an error. Discards the received bytes if the server
+    /// does not continue after them.
     fn receive(&mut self, client: &Client) -> Result<()> {
         let response = match client.get(&self.target.url, self.size) {
             // The server has fewer bytes than this.

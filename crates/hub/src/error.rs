@@ -105,7 +105,7 @@ pub enum Error {
         lock.display()
     )]
     Busy {
-        /// The path of the lock file.
+        /// The path of the locked file.
         lock: PathBuf,
         /// The time without progress.
         waited: Duration,
@@ -146,7 +146,7 @@ impl Error {
         }
     }
 
-    /// Returns `true` if the repository has no such file, or the offline cache lacks it.
+    /// Returns `true` if the hub has no such file, revision or repository, or the offline cache lacks the file.
     pub(crate) fn is_absent(&self) -> bool {
         match self {
             Error::Status { status, .. } => *status == 404,

@@ -17,7 +17,8 @@ pub(crate) struct Metadata {
 }
 
 impl Metadata {
-    /// Parses the headers of a response. Commit and hash become names of files, so nothing but digits is accepted.
+    /// Parses the headers of a response. Commit and hash become names of files, so only hexadecimal digits are accepted
+    /// in them.
     pub(crate) fn parse(url: &Uri, headers: &HeaderMap) -> Result<Self> {
         let text = |name: &HeaderName| {
             headers.get(name).map(|value| String::from_utf8_lossy(value.as_bytes()).trim().to_string())

@@ -68,8 +68,8 @@ impl Repository {
     ///
     /// # Errors
     /// - [`Error::Invalid`]: the name of the repository, the revision or the file is malformed.
-    /// - [`Error::Status`]: the hub refuses the request, because a name or the token is wrong, or there are too many
-    ///   requests.
+    /// - [`Error::Status`]: the hub refuses the request, because a name or the token is wrong, there are too many
+    ///   requests, or the hub has a problem.
     /// - [`Error::Network`]: there is no complete response. What has arrived is kept, and the next call resumes it.
     /// - [`Error::Response`], [`Error::Hash`], [`Error::TooLarge`]: the file is not as the hub announced it, or too
     ///   large.
@@ -126,7 +126,7 @@ impl Repository {
     }
 
     /// Requests a file, at the commit `exact` if there is one. `cached` is the commit and the path of the file in the
-    /// cache, which is used if the hub fails temporarily.
+    /// cache; that file is used if the hub fails temporarily.
     fn request(
         &self,
         name: &str,

@@ -35,8 +35,8 @@ impl Hub {
     /// request.
     ///
     /// # Errors
-    /// - [`Error::Invalid`]: a variable is malformed or not UTF-8, or none of `HF_HUB_CACHE`, `HF_HOME`,
-    ///   `XDG_CACHE_HOME` and the home folder is set.
+    /// - [`Error::Invalid`]: a variable or the token in the file is malformed, a variable is not UTF-8, or none of
+    ///   `HF_HUB_CACHE`, `HF_HOME`, `XDG_CACHE_HOME` and the home folder is set.
     /// - [`Error::Io`]: the file with the token cannot be read.
     pub fn new() -> Result<Self> {
         Self::from_environment(&|name| std::env::var_os(name))

@@ -21,7 +21,7 @@ struct State {
     files: Mutex<Files>,
     /// The commit of the branch main.
     main: Mutex<String>,
-    /// Changes the answers of both servers. Paths at the server of large files begin with `/cdn/`.
+    /// The function that changes the answers of both servers. Paths at the server of large files begin with `/cdn/`.
     hook: Mutex<Option<Hook>>,
 }
 
@@ -80,7 +80,7 @@ impl Fake {
         self.cache.path().join("models--org--name").join(path)
     }
 
-    /// Returns the methods and ranges of the requests for large files since the last call.
+    /// Returns the range of each request for a large file since the last call; `all` if the request has none.
     pub fn large(&self) -> Vec<String> {
         let requests = self.cdn.requests();
         requests.iter().map(|request| request.header("range").unwrap_or("all").to_string()).collect()
