@@ -47,7 +47,7 @@ pub(crate) struct Piece {
     pub(crate) file: Arc<Path>,
     pub(crate) offset: u64,
     pub(crate) size: usize,
-    /// The masked CRC-32C of the bytes.
+    /// The masked CRC-32C of the bytes, with the lengths of strings as integers of fixed size.
     pub(crate) crc: u32,
 }
 

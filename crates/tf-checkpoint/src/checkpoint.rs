@@ -88,7 +88,7 @@ impl TfCheckpoint {
 
     /// Returns the tensors of all objects. Objects with fewer components in their path come first, but slots that no
     /// object has as a child come last. The list is empty if `tf.compat.v1.train.Saver` has written the checkpoint,
-    /// which saves no objects.
+    /// because it saves no objects.
     pub fn object_paths(&self) -> &[ObjectPath] {
         &self.0.graph.paths
     }

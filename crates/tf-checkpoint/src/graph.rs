@@ -25,7 +25,8 @@ const MAX_RATIO: usize = 64;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ObjectPath {
-    /// The shortest path to the object, such as `model/_operations/1/_kernel`.
+    /// The shortest path to the object, such as `model/_operations/1/_kernel`; for a slot that no object has as a
+    /// child, the path in its key.
     pub path: String,
     /// The name of the variable, such as `sequential/dense/kernel`. It is empty for an object that is no variable.
     pub full_name: String,

@@ -210,7 +210,7 @@ fn forged_tables_are_refused() {
     assert!(says(&index).contains("5 compressed bytes cannot be 4294967295 bytes"), "{}", says(&index));
 }
 
-/// Writes a bundle whose only tensor is an object graph.
+/// Writes a bundle with these bytes as its object graph, and a scalar `k`.
 fn graph(bytes: Vec<u8>) -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let prefix = folder.path().join("state");
@@ -365,7 +365,7 @@ proptest! {
         let _ = read(&prefix);
     }
 
-    /// Checks that string tensors with any lengths give no panic if the checksum of all bytes is valid.
+    /// Checks that string tensors of arbitrary bytes give no panic.
     #[test]
     fn no_strings_panic(bytes in proptest::collection::vec(any::<u8>(), 0..40), count in 0usize..6) {
         let entries = vec![(Vec::new(), header(1, 0, 0)), (b"s".to_vec(), entry(7, &[count], 0, bytes.len(), bundle::masked(0)))];
