@@ -133,8 +133,8 @@ impl AsyncWorkerStrategy {
         Self::of(ParameterServerStrategyBuilder::default().gpus_per_worker(num_gpus_per_worker))
     }
 
-    /// Creates the strategy of this process with the given settings: the cluster, the devices, the partitioner and
-    /// the placement of variables, and timeouts.
+    /// Creates the strategy of this process with the given settings: the cluster, the devices, the partitioner and the
+    /// placement of variables, and timeouts. In a cluster, waits for the servers.
     ///
     /// All workers must use the same partitioner and placement.
     ///

@@ -14,7 +14,7 @@ use std::sync::Arc;
 pub struct InputIterator<T> {
     dataset: DistributedDataset<T>,
     pass: DistributedIterator<T>,
-    /// Whether the iterator has neither been initialized nor yielded an element.
+    /// Whether the iterator has neither been initialized nor asked for an element.
     is_new: bool,
 }
 

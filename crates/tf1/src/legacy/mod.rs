@@ -100,7 +100,7 @@ pub trait Legacy {
     /// array.
     ///
     /// # Errors
-    /// - [`Error::Data`]: an array is a scalar, or the arrays have different numbers of rows.
+    /// - [`Error::Data`]: there are no arrays, an array is a scalar, or the arrays have different numbers of rows.
     /// - [`Error::WrongContext`]: called inside `run`.
     ///
     /// ```
