@@ -1,4 +1,4 @@
-//! Moving averages of the weights, which the rule of each variable keeps in a slot.
+//! Moving averages of the weights. The rule of each variable keeps its average in a slot.
 
 use crate::{Inner, Optimizer, slots};
 use candle_core::Tensor;
@@ -38,8 +38,8 @@ impl<R: Rule> Optimizer<R> {
     /// # Errors
     /// - [`Error::Hyperparameter`]: the momentum is not in [0, 1), or there are averages already.
     /// - [`Error::InvalidArgument`]: a step has already been made, or the rule keeps too many slots.
-    /// - [`Error::NotSupported`]: as for [`with_rule`](Self::with_rule), on parameter servers; or the workers make
-    ///   [local steps](distribute_core::strategy::LocalSteps).
+    /// - [`Error::NotSupported`]: as for [`with_rule`](Self::with_rule), on parameter servers; a table is stored in
+    ///   bf16; or the workers make [local steps](distribute_core::strategy::LocalSteps).
     #[doc(alias = "tf.train.ExponentialMovingAverage")]
     #[doc(alias = "ExponentialMovingAverage")]
     #[doc(alias = "ema_momentum")]
@@ -70,9 +70,9 @@ impl<R: Rule> Optimizer<R> {
     /// two copies of the weights.
     ///
     /// # Errors
-    /// - The errors of [`ema`](Self::ema), and of `body`.
-    /// - [`Error::IncompleteState`]: after `body` failed, the weights could not be restored. `source` is the error of
-    ///   `body`.
+    /// - The errors of [`ema`](Self::ema), of [`Variables::set`](distribute_core::Variables::set), and of `body`.
+    /// - [`Error::IncompleteState`]: `body`, or the replacement of the weights, failed, and the weights could not be
+    ///   restored. `source` is the error of that failure.
     /// - [`Error::WrongContext`]: the call is inside `run`.
     /// - [`Error::NotSupported`]: several workers train independently, or for a coordinator, and would compute with
     ///   the averages. Set the values of [`ema`](Self::ema) in another model there.

@@ -64,7 +64,7 @@ pub(crate) type Residual = (usize, usize, Vec<f32>);
 enum Saved {
     /// The number of replicas whose residuals are saved.
     Replicas(usize),
-    /// Each worker keeps its own residuals: the state is not saved, but sent to a worker that needs it.
+    /// The checkpoint has no residuals, because it is sent to another worker, which keeps its own.
     Kept,
 }
 

@@ -12,7 +12,7 @@ pub(crate) struct Groups {
     /// The rules, beginning with the optimizer's.
     rules: Vec<Arc<dyn Rule>>,
     by_variable: Vec<VariableRule>,
-    /// The largest rate factor of any variable, at least 1.
+    /// The largest rate factor that any variable has had, at least 1.
     largest_factor: f64,
 }
 

@@ -179,7 +179,8 @@ struct WirePosition {
 }
 
 /// The completeness of an optimizer's state and, in steps in which settings are compared, the digest of the settings,
-/// as they are sent to other processes. Takes one byte in all other steps.
+/// as they are sent to other processes. Unless workers have copies of the state, this takes one byte in all other
+/// steps.
 #[derive(Serialize, Deserialize)]
 enum WireState {
     Complete,
@@ -238,7 +239,7 @@ pub(crate) fn encode<'t>(headers: impl Iterator<Item = &'t StepHeader>) -> Resul
     postcard::to_stdvec(&sent.collect::<Vec<_>>()).map_err(|_| unreadable("headers that cannot be written"))
 }
 
-/// Decodes the headers of another process, which must contain `replicas` replicas. The optimizer of that process may
+/// Decodes the headers of another process, one for each of its `replicas` replicas. The optimizer of that process may
 /// have different settings and a different number of variables; [`require_fit`] checks the number.
 pub(crate) fn decode(bytes: &[u8], replicas: usize) -> Result<Vec<StepHeader>, Unreadable> {
     let sent: Vec<WireHeader> =

@@ -121,7 +121,7 @@ impl LossScaling {
 
 impl<R: Rule> Optimizer<R> {
     /// Multiplies losses by a factor before the backward pass, and divides the gradients by it afterwards. This is
-    /// needed for f16, whose gradients otherwise become 0 if they are below 6e-8. If the strategy's precision is
+    /// needed for f16, whose gradients otherwise become 0 if they are below 3e-8. If the strategy's precision is
     /// [`MixedPrecision::F16`] when the optimizer is created, [`LossScale::dynamic`] is the default.
     ///
     /// Transforms get unscaled gradients, and the optimizer returns and reports unscaled losses.
@@ -171,8 +171,8 @@ impl Inner {
         self.not_finite.looks_at_gradients() || self.loss_scaling.is_dynamic()
     }
 
-    /// Returns the factor that undoes the loss scale in the sum over all replicas. It is 1 if each replica has already
-    /// undone the scale, which is necessary for transforms before the reduction.
+    /// Returns the factor that undoes the loss scale in the sum over all replicas. It is 1 if losses are not scaled, or
+    /// if each replica has already undone the scale because transforms precede the reduction.
     pub(crate) fn unscale(&self) -> f64 {
         match self.loss_scaling.factor() {
             Some(factor) if self.before_reduce.is_empty() => 1. / factor,

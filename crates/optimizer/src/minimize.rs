@@ -155,7 +155,7 @@ impl<R: Rule> Optimizer<R> {
     /// })?;
     /// assert_eq!(model.variables.get("w")?.to_vec1::<f32>()?, [-2.]);
     ///
-    /// // As TensorFlow does: the sum, whatever the gradients are of.
+    /// // As TensorFlow does: the sum of the gradients of all replicas, without weights.
     /// strategy.run(&model, |ctx, w| {
     ///     let gradients = Gradients::of(&optimizer, &w.sum_all()?)?;
     ///     optimizer.apply_gradients(ctx, gradients, ReduceOp::Sum)
@@ -194,8 +194,8 @@ impl<R: Rule> Optimizer<R> {
 }
 
 impl Inner {
-    /// Returns an error if called outside a replica of this optimizer's strategy, or if some variables can neither be
-    /// trained nor are frozen.
+    /// Returns an error if called outside a replica of this optimizer's strategy, or if a variable that cannot be
+    /// trained is not frozen.
     fn require(&self, ctx: &ReplicaContext, operation: &'static str) -> Result<()> {
         ctx.require_current(operation)?;
         if ctx.strategy() != &self.parameters.strategy {

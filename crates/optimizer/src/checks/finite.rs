@@ -20,8 +20,8 @@ pub(crate) fn all_finite(parameters: &Parameters, gradients: &[Option<ReplicaGra
     Ok(true)
 }
 
-/// Returns the position and the value of the first element that is not finite in a gradient on the host, which is sent
-/// in the type `wire`. The value of an element that is too large for `wire` is an infinity.
+/// Returns the position and the value of the first element of a gradient on the host that is not finite, or is too
+/// large for `wire`, the type in which f32 is sent. The value of an element that is too large is an infinity.
 pub(crate) fn first_in_gradient(
     gradient: &ReplicaGradient,
     variable: &Var,
@@ -62,7 +62,7 @@ fn first<F: Number>(values: &[F], limit: F) -> Option<(usize, f64)> {
     Some((at, value(values[at])))
 }
 
-/// Returns infinity, negative infinity or NaN, depending on the sign of `x`, which is not finite or too large.
+/// Converts a number that is not finite, or is too large, to an infinity with its sign, or to NaN.
 fn value<F: Number>(x: F) -> f64 {
     let zero = F::of(0.);
     match (x > zero, x < zero) {

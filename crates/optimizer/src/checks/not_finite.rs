@@ -1,4 +1,4 @@
-//! A check for NaN and infinity in losses and gradients, which identifies the first replica that has them.
+//! A check for NaN and infinity in losses and gradients. It identifies the first replica that has them.
 
 use crate::Parameters;
 use crate::checks::finite::{first_in_gradient, first_in_tensor};
@@ -11,7 +11,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// [`on_not_finite`](crate::Optimizer::on_not_finite).
 ///
 /// The gradients are those that each replica contributes to the reduction, after
-/// [`before_reduce`](crate::Optimizer::before_reduce). Checking them costs each replica one pass over its gradients.
+/// [`before_reduce`](crate::Optimizer::before_reduce). Checking them costs each replica one pass over its gradients. Of
+/// consecutive steps with such numbers, only the first, the tenth, the hundredth and so on are reported in a warning.
+///
+/// A dynamic [`LossScale`](crate::LossScale) skips such steps with any of these settings. [`Error`](Self::Error) is
+/// then returned only if the factor cannot become smaller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NotFinite {
     /// Applies the step without a warning.
@@ -22,10 +26,11 @@ pub enum NotFinite {
     WarnOfLoss,
     /// Applies the step. Logs a warning if a loss or a gradient is not finite.
     Warn,
-    /// Skips the step on all replicas and logs a warning. Variables, slots and the number of finished steps do not
-    /// change. [`skipped_steps`](crate::Optimizer::skipped_steps) counts these steps.
+    /// Skips the step on all replicas and logs a warning. Trained variables, slots and the number of finished steps do
+    /// not change. [`skipped_steps`](crate::Optimizer::skipped_steps) counts these steps.
     Skip,
-    /// Returns [`Error::NotFinite`](crate::Error::NotFinite) on every replica, without changing anything.
+    /// Returns [`Error::NotFinite`](crate::Error::NotFinite) on every replica. Trained variables and slots do not
+    /// change.
     Error,
 }
 

@@ -90,10 +90,12 @@ impl<R: Rule> Optimizer<R> {
     /// # Errors
     /// - [`Error::Collective`]: a worker does not make this call, fails or times out.
     /// - [`Error::Worker`]: a worker cannot read its weights.
-    /// - [`Error::Failed`] of the kind `Disagreement`: the workers have different settings of this optimizer.
+    /// - [`Error::Failed`] of the kind `Disagreement`: the workers have different settings of this optimizer, or have
+    ///   made different numbers of outer steps.
+    /// - [`Error::InvalidArgument`]: the workers have different learning rates, or a step is in progress.
     /// - [`Error::WrongContext`]: called inside `run`.
     ///
-    /// After an error, no variable has changed.
+    /// After an error, no variable has changed, unless writing one of them failed.
     ///
     /// ```
     /// # use distribute::prelude::*;

@@ -48,7 +48,7 @@ pub(crate) struct Restored {
     outer: u64,
     agreed: Option<Flat>,
     momentum: Option<Flat>,
-    /// The values of this worker; `None` if the training has made no local steps.
+    /// The values of this worker; `None` if the checkpoint is that of a training in lock step.
     pub(crate) own: Option<OwnNumbers>,
     /// The prefix of the names of this worker's slots.
     pub(crate) slots: String,

@@ -1,8 +1,8 @@
 //! The exchange of a step's gradients between the workers of a group.
 //!
 //! Dense gradients are exchanged in packs. There is a set of packs for each replica or, if the total remains
-//! bit-identical, for the sum over the replicas of each worker. If layers have written gradients into packs, these were
-//! sent before the exchange of headers. All other packs are sent here.
+//! bit-identical, for the sum over the replicas of each worker. If all replicas have sent their packs before the
+//! exchange of headers, the packs are only received here. Otherwise all packs are sent here.
 //!
 //! | workers | exchange | sum |
 //! |---|---|---|

@@ -75,8 +75,8 @@ impl Inner {
         (!self.settings_compared.load(Ordering::Relaxed)).then(|| digest(&self.settings()))
     }
 
-    /// Returns all settings that must be the same on all workers. The learning rate is not included, because it is
-    /// compared in each step.
+    /// Returns all settings that must be the same on all workers. The value of the learning rate is not included,
+    /// because it is compared in each step.
     pub(crate) fn settings(&self) -> Settings {
         let mut all = rule_settings(self.groups.rule());
         for (number, (name, variable)) in self.parameters.variables.iter().enumerate() {
@@ -114,7 +114,7 @@ impl Inner {
     }
 }
 
-/// Returns the rule and its hyper-parameters as settings. For a rule of this crate, each hyper-parameter is a separate
+/// Returns the rule and its hyper-parameters as settings. For a built-in rule, each hyper-parameter is a separate
 /// setting.
 fn rule_settings(rule: &dyn Rule) -> Settings {
     let spec = rule.spec().and_then(|spec| serde_json::to_value(spec).ok());

@@ -18,8 +18,7 @@ pub(crate) struct ReplicaLosses {
     /// The bucket into which layers have written gradients.
     pub(crate) bucket: Option<Bucket>,
     pub(crate) weighting: Weighting,
-    /// The mean losses on the replica's device, each with its number of examples. They have not been copied to the host
-    /// yet.
+    /// The mean losses, each with its number of examples. They are still on the devices on which they were computed.
     pub(crate) losses: Vec<(Tensor, usize)>,
     pub(crate) dtype: DType,
     /// Whether gradients may be sent to other workers before all of them are complete.

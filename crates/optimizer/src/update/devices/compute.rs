@@ -133,7 +133,7 @@ pub(super) fn select_rows(whole: &Tensor, index: Option<&Tensor>) -> Result<Tens
     })
 }
 
-/// Returns a view of a tensor as a matrix of rows, which shares the tensor's memory.
+/// Returns a view of a tensor as a matrix of rows. The view shares the tensor's memory.
 fn as_rows(whole: &Tensor) -> Result<Tensor> {
     let Some(height) = whole.dims().first() else {
         return Err(Error::invalid("optimizer step", "a scalar has no rows"));

@@ -19,7 +19,7 @@ enum SavedSlots {
     Numbered(Vec<HostTensor>),
     /// Slots with the ids of their rows.
     ByIds(Vec<i64>, Vec<HostTensor>),
-    /// The names of slots in a checkpoint, from which they are read again by ranges of rows when they are restored.
+    /// A checkpoint, and the names of the slots in it. The slots are read by ranges of rows when they are restored.
     ByRange(Reader, Vec<String>),
 }
 
@@ -76,8 +76,9 @@ impl Servers {
         Ok(())
     }
 
-    /// Reads the slots of all variables from a checkpoint. For each variable, `names` contains the names of its slots.
-    /// Returns a closure that sets the slots, on servers and in this process.
+    /// Reads the slots of all variables from a checkpoint; slots that are restored by ranges of rows are only verified.
+    /// For each variable, `names` contains the names of its slots. Returns a closure that sets the slots, on servers
+    /// and in this process.
     pub(super) fn saved_slots<'a>(
         &'a self,
         optimizer: &'a Inner,
@@ -134,8 +135,8 @@ impl Servers {
         }))
     }
 
-    /// Waits until all updates have been acknowledged, and sets the rules of all variables, which creates their
-    /// slots.
+    /// Waits until all updates have been acknowledged, and sets the rules of all variables on servers. This creates
+    /// their slots.
     pub(super) fn set_rules(&self, optimizer: &Inner) -> Result<()> {
         let Some(session) = optimizer.parameters.strategy.session() else { return Ok(()) };
         session.flush()?;
