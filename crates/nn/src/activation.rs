@@ -9,7 +9,7 @@ use distribute_base::internal::{Number, choose};
 pub(super) enum FromOutput {
     Relu,
     Sigmoid,
-    /// A leaky relu. The value is the slope for negative inputs, which must be positive.
+    /// A leaky relu. The value is the slope for negative inputs. It must be positive.
     LeakyRelu(f64),
 }
 

@@ -38,7 +38,7 @@ pub(super) fn activations(y: Tensor) -> Result<Tensor> {
 }
 
 /// Returns the dtype of the state that a layer passes from step to step if its variables have `dtype`: that of
-/// activations under mixed precision, otherwise `dtype`.
+/// activations if `dtype` is f32 and mixed precision is on, otherwise `dtype`.
 pub(super) fn state_dtype(dtype: DType) -> DType {
     MixedPrecision::current().compute_dtype().filter(|_| dtype == DType::F32).unwrap_or(dtype)
 }

@@ -113,9 +113,10 @@ impl candle_nn::ModuleT for Dropout {
 }
 
 /// Returns the position of the first input row in the global batch. `rows` are the rows of the per-replica batch, and
-/// `size` is the number of input rows. Returns `None` if these numbers do not match.
+/// `size` is the number of input rows. Returns `None` if the per-replica batch is unknown or empty, or if `size` is not
+/// a multiple of its number of rows.
 ///
-/// If `size` is a multiple of the number of rows in the batch, each row of the batch corresponds to several input rows.
+/// If `size` is greater than the number of rows in the batch, each row of the batch corresponds to several input rows.
 fn first_row(rows: Option<std::ops::Range<usize>>, size: usize) -> Option<usize> {
     let rows = rows.filter(|rows| !rows.is_empty() && size.is_multiple_of(rows.len()))?;
     Some(rows.start * (size / rows.len()))

@@ -1,4 +1,4 @@
-//! Embeddings of 64-bit ids, whose rows are created on first use.
+//! Embeddings of 64-bit ids. Training creates the row of an id.
 
 use super::combine::Combine;
 use super::embedding::Each;

@@ -91,8 +91,8 @@ impl EmbeddingBag {
         Self { embeddings, mode, padding: None, device, rows: None }
     }
 
-    /// Sets the id that is used for padding, which is ignored. It need not be the index of a row; the number of rows is
-    /// a good choice.
+    /// Sets the id of padding. Padding is ignored. It need not be the index of a row; the number of rows is a good
+    /// choice.
     pub fn with_padding(mut self, id: usize) -> Self {
         self.padding = Some(id);
         self

@@ -81,7 +81,7 @@ impl Lora {
     /// Returns a builder that adds adapters to the weights that a model requests from `vb`, and detaches all variables
     /// of the model.
     ///
-    /// A model in bf16 or f16 has adapters in f32, which optimizers train.
+    /// A model in bf16 or f16 has adapters in f32, because optimizers do not train half precision.
     pub fn wrap<'a>(&self, vb: VarBuilder<'a>) -> VarBuilder<'a> {
         let (dtype, device) = (vb.dtype(), vb.device().clone());
         VarBuilder::from_backend(Box::new(Adapters { lora: self.clone(), vb }), dtype, device)

@@ -1,4 +1,5 @@
-//! Operations on an input, a weight and an optional bias: the implementation of candle's traits that all layers share.
+//! Operations on an input, a weight and an optional bias: the implementation of candle's traits that several layers
+//! share.
 
 use super::autocast;
 use super::widened::Widened;
@@ -116,7 +117,7 @@ fn apply_as<C: CustomOp2 + CustomOp3 + Send + Sync + 'static>(
     }
 }
 
-/// An operation on numbers of type `T`, which implements candle's traits.
+/// An implementation of candle's traits for an operation on numbers of type `T`.
 struct Fused<O, T> {
     operation: O,
     number: PhantomData<T>,

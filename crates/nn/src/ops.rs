@@ -131,7 +131,7 @@ fn require_rows(name: &str, xs: &Tensor, parameters: &[(&str, &Tensor)]) -> Resu
 ///
 /// # Errors
 /// Returns an error in these cases:
-/// - The shapes or dtypes do not match.
+/// - The shapes or dtypes do not match, or the scores or the result would be too large.
 /// - `do_causal` is `true` and there are more queries than keys.
 /// - The cap is not positive.
 #[doc(alias = "tf.keras.layers.Attention")]

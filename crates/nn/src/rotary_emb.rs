@@ -56,7 +56,7 @@ pub fn rope_thd(xs: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     rotated("rope_thd", RotaryLayout { pairs: Pairs::Halves, positions: 1 }, xs, cos, sin)
 }
 
-/// The elements of a head that form pairs, which are rotated.
+/// The elements of a head that are rotated as pairs.
 #[derive(Clone, Copy, PartialEq)]
 enum Pairs {
     Halves,

@@ -42,7 +42,7 @@ pub(super) fn look_up<C: Combine>(
 /// The candle operation that looks up rows of a table and combines them, with its backward pass.
 struct TableLookup<C> {
     rows: Vec<usize>,
-    /// The rows that were fetched from servers; `None` if rows are read from the table.
+    /// The rows that were fetched; `None` if rows are read from the table.
     fetched: Option<UniqueRows>,
     shape: Vec<usize>,
     combine: C,

@@ -1,4 +1,5 @@
-//! Lookups of several tables, whose rows are fetched with one message to each server, perhaps before their step.
+//! Lookups in several tables. The rows of all tables are fetched with one message to each server, and can be requested
+//! in the step before they are looked up.
 
 use candle_core::{Module, Result, Tensor};
 use distribute_core::internal::{RowSource, to_candle_error};

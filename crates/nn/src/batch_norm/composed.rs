@@ -78,7 +78,7 @@ pub(super) struct Normalize {
 }
 
 impl Normalize {
-    /// Creates the operation from statistics over all replicas, which are on the host.
+    /// Creates the operation from the statistics over all replicas. The statistics are on the host.
     pub(super) fn from_replicas(operation: normalize::Normalize, x: &Tensor) -> Result<Self> {
         let normalize::Normalize { mean, inverse, count, remove_mean, gradient } = operation;
         let all = Tensor::from_vec([mean, inverse].concat(), (2, x.dim(1)?), &Device::Cpu)?;

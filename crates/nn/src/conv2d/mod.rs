@@ -21,11 +21,10 @@ pub(super) use transposed::transposed;
 
 /// A convolution of images: candle_nn's `Conv2d`, with the bias added in the same operation.
 ///
-/// The backward pass writes the gradients of weight and bias directly into the memory that `minimize` reduces.
-///
-/// `x` has shape `[n, in, height, width]`, and the result has shape `[n, out, …, …]`. The weight has shape `[out, in
-/// / groups, …, …]`, and the bias `[out]`. For f32 and f64 on the CPU, this layer is faster than candle_nn's. For
-/// other dtypes and devices it uses candle's operation.
+/// `x` has shape `[n, in, height, width]`, and the result has shape `[n, out, …, …]`. The weight has shape `[out, in /
+/// groups, …, …]`, and the bias `[out]`. For f32 and f64 on the CPU, this layer is faster than candle_nn's, and its
+/// backward pass writes the gradients of weight and bias directly into the memory that `minimize` reduces. For other
+/// dtypes and devices it uses candle's operation.
 #[doc(alias = "tf.keras.layers.Conv2D")]
 #[doc(alias = "tf.nn.conv2d")]
 #[derive(Clone, Debug)]

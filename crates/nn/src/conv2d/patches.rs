@@ -16,7 +16,7 @@ pub(super) struct Patches {
     pub(super) outputs: usize,
     /// The number of input channels in a group.
     channels: usize,
-    /// The height and the width of the input. The fields below contain those of the kernel and of the result.
+    /// The height and the width of the input. The next two fields contain those of the kernel and of the result.
     input: [usize; 2],
     kernel: [usize; 2],
     output: [usize; 2],
@@ -43,7 +43,7 @@ pub(crate) fn covered(positions: usize, kernel: usize, config: &Conv2dConfig) ->
 
 impl Patches {
     /// Computes the sizes of a convolution. Returns `None` if the shapes do not match, if the kernel does not fit into
-    /// the image, or if a size other than that of the image or the batch is 0.
+    /// the image, or if a size other than that of the image, the batch or the padding is 0.
     pub(super) fn new(x: &[usize], weight: &[usize], config: &Conv2dConfig) -> Option<Self> {
         let ([images, all, height, width], [outputs, channels, k_height, k_width]) = (x, weight) else {
             return None;

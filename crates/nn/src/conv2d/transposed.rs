@@ -51,8 +51,8 @@ pub(crate) fn transposed(
     operation.map(|operation| operation::apply(operation, x, weight, bias)).transpose()
 }
 
-/// Computes the gradients of `x` and the weight from `upstream`, the gradient of the images, which must be contiguous.
-/// The third element, for a bias, is `None`. Returns `None` if this crate's loops do not support the operands.
+/// Computes the gradients of `x` and the weight. `upstream` is the gradient of the images, and must be contiguous. The
+/// third element, for a bias, is `None`. Returns `None` if this crate's loops do not support the operands.
 pub(super) fn gradients(
     x: &Tensor,
     weight: &Tensor,

@@ -159,7 +159,7 @@ fn pair_loss(x: &Tensor, z: &Tensor) -> Option<DType> {
 /// `[n]`. This counts only this replica's rows, so sum the results over the replicas.
 ///
 /// # Errors
-/// Returns an error if the shapes or dtypes do not match.
+/// Returns an error if the shapes do not match.
 pub fn correct(logits: &Tensor, labels: &Tensor) -> Result<usize> {
     if logits.elem_count() == 0 {
         return Ok(0);
