@@ -17,7 +17,8 @@ pub enum Error {
         /// The actual number of elements.
         elements: usize,
     },
-    /// Received bytes do not encode valid leaves, or a leaf has too many axes to be encoded.
+    /// Received bytes are invalid, such as those of leaves or of a compressed gradient; or a leaf has too many axes to
+    /// be encoded.
     #[error("{operation}: {what} at byte {offset}; the sender has another version, or the bytes are damaged")]
     Bytes {
         /// The name of the operation that failed.
@@ -142,7 +143,7 @@ pub enum Error {
     /// One of several values does not match the first one.
     #[error("{what} {index} differs from {what} 0: {reason}")]
     Differs {
-        /// The kind of the values: `replica`, `element` or `batch`.
+        /// The kind of the values: `replica`, `element`, `batch` or `tensor`.
         what: &'static str,
         /// The index of the value that differs. The first value has index 0.
         index: usize,

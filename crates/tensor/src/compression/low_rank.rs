@@ -58,7 +58,7 @@ impl Shape {
         self.columns * self.rank
     }
 
-    /// Returns the `Q` of the first step, which depends only on the name of the variable.
+    /// Returns the `Q` of the first step. It depends only on the shape, and on the name of the variable.
     pub fn initial_q(self, name: &str) -> Vec<f32> {
         (0..self.rank).flat_map(|k| self.initial_column(name, k)).collect()
     }

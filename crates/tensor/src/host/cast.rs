@@ -10,7 +10,8 @@ impl HostTensor {
     /// Converts the elements to the given dtype, with the rules of Rust's `as`.
     ///
     /// When floats are converted to integers, the fraction is dropped, and values out of range saturate. Integers wrap.
-    /// A bool becomes 0 or 1, and any number other than 0 becomes `true`. A complex number loses its imaginary part.
+    /// A bool becomes 0 or 1, and any number other than 0 becomes `true`. A complex number that becomes a real number
+    /// loses its imaginary part.
     ///
     /// # Errors
     /// - [`Error::UnsupportedDType`]: exactly one of the two dtypes is string.

@@ -187,7 +187,7 @@ impl HostTensor {
     ///
     /// # Errors
     /// - [`Error::Empty`]: `parts` is empty.
-    /// - [`Error::Axis`]: a tensor is a scalar.
+    /// - [`Error::Axis`]: the first tensor is a scalar.
     /// - [`Error::Differs`]: a tensor does not match the first one.
     /// - [`Error::Index`]: a row does not exist.
     /// - [`Error::TooLarge`]: the number of elements of the result overflows.

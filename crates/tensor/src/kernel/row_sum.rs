@@ -18,7 +18,8 @@ pub struct RowSum {
     /// a different sum. This is the case if at least three replicas have the row, or if one of them other than the
     /// first has it twice.
     in_tree: Vec<bool>,
-    /// The rows that need the tree, in ascending order, each with the start of its range in `positions`.
+    /// The positions, in the list of rows, of the rows that need the tree, in ascending order. Each has the start of
+    /// its range in `positions`.
     trees: Vec<(usize, usize)>,
     positions: Vec<usize>,
 }
