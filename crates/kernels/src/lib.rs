@@ -31,7 +31,8 @@ use candle_core::Tensor;
 use distribute_base::Result;
 use distribute_optim::Program;
 
-/// The programs of one step. There are only a few, because variables with the same rule and rate share a program.
+/// An executor of the programs of one step, which keeps their kernels. There are only a few programs, because variables
+/// with the same rule and rate share one.
 #[derive(Default)]
 pub struct Programs {
     #[cfg(feature = "cuda")]

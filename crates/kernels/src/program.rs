@@ -19,7 +19,8 @@ enum Value {
 /// Intermediate results are freed after their last use, so only a few of them exist at the same time.
 ///
 /// # Errors
-/// - [`Error::InvalidArgument`]: the inputs are neither f32 nor f64, or the program reads results that do not exist.
+/// - [`Error::InvalidArgument`]: the inputs are neither f32 nor f64, the program reads results that do not exist, or an
+///   exponent is not constant.
 /// - [`Error::Candle`]: an operation fails.
 pub fn run(program: &Program, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
     let Some(like) = inputs.first() else { return Ok(Vec::new()) };

@@ -8,8 +8,8 @@ use distribute_tensor::random::Draws;
 
 /// The number of kinds of numbers. The trial covers all combinations of these kinds for three inputs.
 const KINDS: usize = 12;
-/// The number of elements: all combinations of kinds, followed by random numbers. It is slightly more than a multiple
-/// of a block, so that some threads of the last block have no element.
+/// The number of elements: all combinations of kinds, followed by random numbers. It is not a multiple of a block, so
+/// that some threads of the last block have no element.
 const COUNT: usize = KINDS * KINDS * KINDS + 1025;
 
 /// Checks that `launch` computes the same bits as the host for a program, except that all NaNs are equal. The inputs
