@@ -29,7 +29,7 @@ pub(super) enum Fault {
          NCCL; set NCCL_DEBUG=INFO to see what it waits for"
     )]
     TimedOut(CallError),
-    /// An earlier call has failed, so the communicators were aborted.
+    /// An earlier call has failed or timed out, so the communicators were aborted.
     #[error(
         "NCCL was abandoned on these GPUs, because an earlier call failed: {0}; restart the program from its last checkpoint"
     )]

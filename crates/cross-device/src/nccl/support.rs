@@ -55,8 +55,8 @@ pub(super) fn gpu_of(tensor: &Tensor) -> Option<usize> {
     }
 }
 
-/// Returns `true` if NCCL supports this value: all parts have the same shape and dtype, and each is on its replica's
-/// GPU, which is also the destination.
+/// Returns `true` if NCCL supports this value: the parts are on several GPUs, each on its replica's GPU, which is also
+/// the destination, and have the same shape and a dtype that NCCL can sum.
 pub(super) fn is_supported(value: &Reduction<'_>) -> bool {
     let parts = value.parts.iter().map(Part::of).collect::<Option<Vec<_>>>();
     parts.is_some_and(|parts| supports(&parts, value.from, value.to))
