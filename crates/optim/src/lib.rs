@@ -34,13 +34,13 @@
 //! | `rule` | [`Rule`], the trait for code that applies rules, and [`Step`] |
 //! | `formula` | [`Formula`], the trait for code that defines rules; every `Formula` is a [`Rule`] |
 //! | `spec` | the hyper-parameters of each rule as data, such as [`Adam`], and [`RuleSpec`] for any rule |
-//! | `rules` | the [`Formula`] of each rule, in one file each |
+//! | `rules` | the formula of each rule, in one file each |
 //! | `slot` | [`SlotSpec`], a rule's slots with their [shapes](SlotShape), and [`Unit`], what a rule needs at once |
 //! | `shaped` | rules that need complete rows or variables |
 //! | `averaged` | [`Averaged`]: any rule, with a moving average of the weights |
 //! | `rounding` | [`StochasticRounding`] of updated values to bf16 |
 //! | `rows` | [`merge_rows`], and the ranges of a table that an update by row visits |
-//! | `sweep` | the loop over elements that all rules share, for each number of slots |
+//! | `sweep` | the loop over elements that all formulas share, for each number of slots |
 //! | `program`, `traced` | [`Program`]: a rule's step as operations on tensors, recorded from a formula |
 //! | `kernel` | [`Kernel`]: a program as the source code of a GPU function |
 //! | `float` | [`Float`]: `f32` and `f64` |

@@ -104,7 +104,7 @@ impl Operation {
         })
     }
 
-    /// Computes the result if all operands are constants; otherwise returns `None`. `numbers` contains the earlier
+    /// Computes the result if it depends only on constants; otherwise returns `None`. `numbers` contains the earlier
     /// results that are constants.
     fn number<F: Float + Into<f64>>(self, numbers: &[Option<f64>]) -> Option<f64> {
         self.result(|at| numbers[at].map(F::from_f64), |_| None).map(Into::into)
@@ -174,8 +174,8 @@ impl Program {
         Some(Program { operations, outputs })
     }
 
-    /// Computes the outputs for one element from its inputs. All other ways of executing the program must have the
-    /// same results.
+    /// Computes the outputs for one element from its inputs. All other ways of executing the program must have the same
+    /// results, except for the rounding of powers.
     ///
     /// Returns `None` if an operation uses a result or an input that does not exist, or if an output does not exist.
     pub fn of_element<F: Float>(&self, inputs: &[F]) -> Option<Vec<F>> {

@@ -150,7 +150,7 @@ pub struct Adam {
     pub beta2: f64,
     /// The term ε, greater than 0; 1e-7 by default.
     pub epsilon: f64,
-    /// Whether rows without a gradient do not change in an update by row. `false` by default.
+    /// Whether an update by row leaves rows without a gradient unchanged. `false` by default.
     pub lazy: bool,
 }
 
@@ -189,7 +189,7 @@ pub struct AdamW {
     pub epsilon: f64,
     /// The weight decay λ, at least 0; 0.01 by default.
     pub weight_decay: f64,
-    /// Whether rows without a gradient do not change in an update by row. `false` by default.
+    /// Whether an update by row leaves rows without a gradient unchanged. `false` by default.
     pub lazy: bool,
 }
 
@@ -219,7 +219,7 @@ pub struct NAdam {
     pub beta2: f64,
     /// The term ε, greater than 0; 1e-7 by default.
     pub epsilon: f64,
-    /// Whether rows without a gradient do not change in an update by row. `false` by default.
+    /// Whether an update by row leaves rows without a gradient unchanged. `false` by default.
     pub lazy: bool,
 }
 
@@ -249,7 +249,7 @@ pub struct Lion {
     pub beta2: f64,
     /// The weight decay λ, at least 0; 0 by default.
     pub weight_decay: f64,
-    /// Whether rows without a gradient do not change in an update by row. `false` by default.
+    /// Whether an update by row leaves rows without a gradient unchanged. `false` by default.
     pub lazy: bool,
 }
 
@@ -424,9 +424,9 @@ impl Default for RmsProp {
 /// - var ← (sign(linear) · l1 − linear) / ((newᵖ + beta) / lr + 2 · l2) if |linear| > l1, else 0
 /// - accum ← new
 ///
-/// The weights are a function of the slots: while linear is 0, as before the first gradient, an update sets a weight
-/// to 0 regardless of its value. The rule divides by the learning rate, so it must be greater than 0; TensorFlow's
-/// default is 0.001.
+/// The new weight is a function of the new slots: if linear is still 0, as after a gradient of 0 in the first step, the
+/// weight becomes 0 regardless of its value. The rule divides by the learning rate, so it must be greater than 0;
+/// TensorFlow's default is 0.001.
 ///
 /// An update by row does not change rows without a gradient.
 #[doc(alias = "tf.keras.optimizers.Ftrl")]

@@ -1,4 +1,4 @@
-//! The loop over elements that all rules share.
+//! The loop over elements that all formulas share.
 
 // - INV-11: enforced here. Tests: `optim/tests/it/properties.rs`, `ps-tables/src/table/tests.rs`.
 

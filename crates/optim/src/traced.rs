@@ -14,15 +14,15 @@ use crate::{Float, UpdateError};
 thread_local! {
     /// The operations recorded so far.
     static TAPE: RefCell<Vec<Operation>> = const { RefCell::new(Vec::new()) };
-    /// Whether the kernel has done something that a program cannot contain: compared numbers, or used an exponent that
-    /// is not a constant.
+    /// Whether the kernel has done something that a program cannot contain: compared numbers, converted them to `f64`,
+    /// or used an exponent that is not a constant.
     static LOST: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Returns the operations of a kernel, (variable, gradient, slots) → (variable, slots), including those that compute
 /// its coefficients.
 ///
-/// Returns `None` if the kernel compares numbers, or if an exponent is not a constant.
+/// Returns `None` if the kernel compares numbers or converts them to `f64`, or if an exponent is not a constant.
 pub(crate) fn trace<S: Slots<Traced>>(
     kernel: impl FnOnce(Traced, Traced, S) -> (Traced, S),
 ) -> Option<Program> {

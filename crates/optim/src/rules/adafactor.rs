@@ -218,7 +218,7 @@ mod tests {
         assert_eq!(dims(&[]), [vec![0], vec![0], vec![]]);
     }
 
-    /// Checks f64 and f32, whose smallest normal number is about 1e-38.
+    /// Checks f32, whose smallest normal number is about 1e-38.
     #[test]
     fn rows_and_columns_without_a_gradient_do_not_change() {
         for finished in 0..3 {
