@@ -154,8 +154,8 @@ fn listen(address: &str, access: Access) -> Result<(TcpListener, SocketAddr)> {
     Ok((listener, bound))
 }
 
-/// Accepts connections until the monitor shuts down, and starts a thread for each. Connections beyond the limit are
-/// rejected.
+/// Accepts connections until the monitor shuts down, and starts a thread for each. Rejects a connection if all threads
+/// are busy.
 fn serve(listener: &TcpListener, board: &Arc<Board>, access: Access) {
     let connections = Connections::new(CONNECTIONS);
     let (mut failures, began) = (Repeats::new(FAILURES), Stopwatch::start());
