@@ -124,7 +124,7 @@ impl ServerBuilder {
         self.job_name(task.job).task_index(task.index)
     }
 
-    /// Sets the scheme of the address in [`Server::target`]. The default is `tcp`. It has no other effect.
+    /// Sets the scheme of the address in [`Server::target`]. The scheme has no other effect. The default is `tcp`.
     pub fn protocol(mut self, protocol: impl Into<String>) -> Self {
         self.protocol = protocol.into();
         self
@@ -156,8 +156,8 @@ impl ServerBuilder {
         self
     }
 
-    /// Sets the maximum number of simultaneous connections. The default is 1024. Each has two threads, which sleep
-    /// while nothing is received.
+    /// Sets the maximum number of simultaneous connections. The default is 1024. Each connection has two threads, which
+    /// sleep while nothing is received.
     ///
     /// Some connections are reserved for other callers. A task gets another connection only while it has fewer
     /// connections than are free, so it gets at most half of the maximum, rounded up. All tasks at one IP address get
@@ -176,12 +176,12 @@ impl ServerBuilder {
     }
 
     /// Sets the maximum total size in bytes of the unanswered calls of all connections. The default is half of the
-    /// memory of this machine or container.
+    /// memory of this machine or container; if the system does not report it, there is no limit.
     ///
     /// A call that would exceed the maximum is not executed, and fails with
     /// [`FaultKind::NoRoom`](crate::FaultKind::NoRoom). So does a call after which the calls of its connection would
     /// occupy more bytes than would then be free. A connection therefore gets at most half of the size that other
-    /// connections do not use. This second limit does not apply to its only unanswered call.
+    /// connections do not use. The second limit does not apply to the only unanswered call of a connection.
     pub fn max_waiting_bytes(mut self, bytes: usize) -> Self {
         self.waiting = Some(bytes);
         self
@@ -202,7 +202,7 @@ impl ServerBuilder {
     /// - [`ServerError::AmbiguousJob`], [`ServerError::AmbiguousTask`]: the job or the index is missing.
     /// - [`ServerError::Access`]: connections would be unprotected, or the secret or certificates cannot be
     ///   used.
-    /// - [`ServerError::Listen`]: the server cannot listen at its address.
+    /// - [`ServerError::Listen`]: the server cannot listen at its address, or the name of a job is too long.
     /// - [`ServerError::Service`]: the name of a service is already used, empty or too long.
     pub fn build(self) -> Result<Server, ServerError> {
         let task = own_task(&self.cluster, self.job, self.index)?;

@@ -86,8 +86,8 @@ impl ClientBuilder {
     /// # Errors
     /// - [`CallError::Cluster`]: the task is not in the cluster.
     /// - [`CallError::Access`]: connections would be unprotected, or the secret or certificates cannot be used.
-    /// - [`CallError::Connect`]: one side rejects the other, and a retry would not help, or the server could not be
-    ///   reached within `timeout`. In the latter case, the error contains the reason for the latest failure.
+    /// - [`CallError::Connect`]: the connection cannot be established. If the server could not be reached within
+    ///   `timeout`, the error contains the reason for the latest failure.
     pub fn connect(&self, to: &Task, timeout: Duration) -> Result<Client, CallError> {
         let address = self.cluster.task_address(&to.job, to.index)?;
         let access = self.credentials.access(self.cluster.tasks().map(|(_, address)| address))?;

@@ -36,7 +36,7 @@ pub enum ServerError {
     /// Connections would be unprotected, or the secret or certificates cannot be used.
     #[error(transparent)]
     Access(#[from] AccessError),
-    /// The server cannot listen at its address.
+    /// The server cannot accept calls, for example because its address is in use.
     #[error(transparent)]
     Listen(#[from] ListenError),
     /// The name of a service is already used, empty or too long.

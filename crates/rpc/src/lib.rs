@@ -44,7 +44,7 @@
 //!
 //! - Each call has a deadline. A call that has failed because of its deadline occupies space in the
 //!   [window](ClientBuilder::window) until the server has answered.
-//! - When a server is killed, all calls to it fail immediately. When it is stopped or its machine fails, they fail
+//! - When a server is killed, all calls to it fail immediately. When it is suspended or its machine fails, they fail
 //!   within 3 s ([`Settings::silence`](distribute_net::Settings::silence)). No call is retried automatically, because
 //!   it may have been executed.
 //! - A service that panics, or that drops a reply, fails only the call that it was answering.

@@ -77,7 +77,7 @@ impl MemoryBudget {
 }
 
 impl OpenCalls {
-    /// Creates the state of a connection without calls, which may have at most `max` unanswered ones.
+    /// Creates the state of a connection that has no calls yet. It may have at most `max` unanswered calls.
     pub fn new(budget: Arc<MemoryBudget>, max: usize) -> Arc<Self> {
         Arc::new(Self { budget, max, count: AtomicUsize::new(0), bytes: AtomicUsize::new(0) })
     }
@@ -87,7 +87,7 @@ impl OpenCalls {
         self.max
     }
 
-    /// Reserves space for a call of `bytes` bytes. Calls for one connection must not run at the same time.
+    /// Reserves space for a call of `bytes` bytes. Only one thread at a time may use this method for a connection.
     ///
     /// # Errors
     /// - [`NoRoom::Calls`]: the connection has the maximum number of calls.

@@ -139,8 +139,7 @@ impl Server {
         self.shutdown.connections()
     }
 
-    /// Waits, without a time limit, until the server has ended, and returns the cause. The chief can end it, and so can
-    /// [`stop`](Self::stop).
+    /// Waits, without a time limit, until the server has ended, and returns the cause: see [`ShutdownReason`].
     ///
     /// # Errors
     /// - [`ServerError::Broken`]: the server failed.

@@ -8,7 +8,7 @@ use std::fmt;
 /// link counts as slow.
 const TIMES: f64 = 3.;
 
-/// The round-trip time in seconds up to which a link never counts as slow.
+/// The round-trip time in seconds up to which a link never counts as slow because of its round trips.
 const QUICK: f64 = 200e-6;
 
 /// A problem of a link.

@@ -24,7 +24,7 @@ pub enum State {
     Open {
         /// The median round trip of a small message, in seconds.
         round_trip: f64,
-        /// The highest bandwidth in one direction of a few attempts, in bytes per second.
+        /// The highest bandwidth of a few attempts in bytes per second, averaged over both directions.
         bandwidth: f64,
     },
     /// No process answers at the address.

@@ -29,7 +29,7 @@ pub(crate) use service::Examiner;
 use distribute_net::Settings;
 use std::time::Duration;
 
-/// Returns the settings of connections for measurements, which take little time to close.
+/// Returns the settings of connections for measurements. They close quickly, and tolerate a longer silence than usual.
 fn settings() -> Settings {
     Settings {
         shutdown_idle_timeout: Duration::from_millis(500),

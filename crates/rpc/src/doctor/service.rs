@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// A request to measure the link to another task, which is the head of a call, as JSON. Calls whose head does not begin
-/// with `{` are echoed.
+/// A request to measure the link to another task. The head of a call contains the request as JSON. Calls whose head
+/// does not begin with `{` are echoed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) struct Probe {

@@ -20,7 +20,7 @@ fn serve_for_ever() -> ! {
     unreachable!("nobody ends it");
 }
 
-/// Starts this server in a process, and returns its address.
+/// Starts [`serve_for_ever`] in a process, and returns the address of its server.
 fn process(test: &str) -> (Killed, String) {
     let mut child = Killed(command(test, "serve").spawn().unwrap());
     let out = BufReader::new(child.0.stdout.take().unwrap());
@@ -31,7 +31,7 @@ fn process(test: &str) -> (Killed, String) {
     (child, at.unwrap())
 }
 
-/// Starts this server in a process, with a client of it.
+/// Starts [`serve_for_ever`] in a process, and returns it with a client of its server.
 fn process_and_client(test: &str, settings: Settings) -> (Killed, Client) {
     let (child, address) = process(test);
     let cluster = ClusterSpec::from_lists([("ps", [address])]).unwrap();
