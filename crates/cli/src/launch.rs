@@ -110,7 +110,8 @@ enum Done {
     Ended(Outcome),
 }
 
-/// Parses the number in an environment variable, which replaces an option that was not given.
+/// Returns the number in an environment variable that replaces an option that was not given; `None` if the variable is
+/// not set, or is not a number.
 fn exported(variable: &str) -> Option<usize> {
     std::env::var(variable).ok()?.parse().ok()
 }

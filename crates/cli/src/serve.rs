@@ -22,7 +22,7 @@ pub struct Arguments {
     /// only kept in memory
     #[arg(long)]
     folder: Option<PathBuf>,
-    /// The name of the job, which clients have to give if they give any
+    /// The name of the job. Clients that give a job name must give this one
     #[arg(long)]
     job: Option<String>,
     /// The seconds without a connected client after which the server exits; by default, it never does

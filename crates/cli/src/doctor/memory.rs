@@ -4,7 +4,7 @@ use distribute::cluster::Stopwatch;
 use distribute::{MirroredStrategy, ReduceOp, Result};
 use std::hint::black_box;
 
-/// The number of bytes that all threads together copy at once, which is more than a cache holds.
+/// The number of bytes of one copy by all threads together. It is more than a cache holds.
 const BYTES: usize = 64 << 20;
 /// The number of copies in a round.
 const COPIES: usize = 10;

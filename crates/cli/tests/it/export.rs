@@ -42,7 +42,7 @@ struct Reader {
 }
 
 impl Reader {
-    /// Reads the new files, and checks that no row is in them twice.
+    /// Reads the new files, and checks that a row is in them again only with a later version and a larger value.
     fn read(&mut self, folder: &Path) {
         while let Ok(bytes) = std::fs::read(folder.join(format!("n/{:010}.safetensors", self.next))) {
             let (length, rest) = bytes.split_first_chunk::<8>().unwrap();
