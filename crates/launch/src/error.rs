@@ -67,7 +67,7 @@ pub enum Error {
         /// The error from the operating system.
         source: io::Error,
     },
-    /// The secret of the job could not be created, because the system provided no random bytes.
+    /// The secret of the job could not be created: the system provided no random bytes, or the given secret is invalid.
     #[cfg(unix)]
     #[error("choosing the secret of the job: {0}")]
     Random(distribute_net::identity::IdentityError),

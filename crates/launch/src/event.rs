@@ -15,6 +15,6 @@ pub(crate) enum Event {
         last_error_line: Option<String>,
     },
     Signal(Signal),
-    /// All output of the job has been written.
+    /// The queue of an output stream has become empty while the job is ending.
     Written,
 }

@@ -15,8 +15,8 @@ const UNREAD: Duration = Duration::from_secs(10);
 /// The maximum time without progress that replaces [`UNREAD`] if the user has sent two signals.
 const UNREAD_HURRIED: Duration = Duration::from_millis(500);
 
-/// Writes the remaining output and the launcher's final notices. Waits for the reader up to a limit, which is shorter
-/// if `hurried` is `true`. A signal ends the wait.
+/// Writes the remaining output and the launcher's final notices. Stops waiting if a signal is received, or if the
+/// reader makes no progress for a limited time (shorter if `hurried` is `true`).
 pub(crate) fn write(printer: &Printer, events: &Receiver<Event>, outcome: &Outcome, hurried: bool) {
     let patience = |hurried| if hurried { UNREAD_HURRIED } else { UNREAD };
     printer.drained();

@@ -35,8 +35,8 @@ impl Layout {
         Self { workers, ..Self::default() }
     }
 
-    /// Adds spares: additional workers, which wait until a worker is lost and then take its position. Each has a task
-    /// and an address like a worker.
+    /// Sets the number of spares: additional workers that wait until a worker is lost, and then take its position. Each
+    /// has a task and an address like a worker.
     pub fn spares(mut self, spares: usize) -> Self {
         self.workers = (self.workers - self.spares).saturating_add(spares);
         self.spares = spares;
@@ -142,7 +142,7 @@ impl Layout {
     }
 }
 
-/// Returns whether a task trains, which chiefs and workers do. The job ends when all such tasks have exited.
+/// Returns whether a task trains: chiefs and workers do. The job ends when all such tasks have exited.
 pub(crate) fn trains(task: &Task) -> bool {
     matches!(task.job, Job::Chief | Job::Worker)
 }

@@ -16,10 +16,10 @@
 //! | `printer`, `final_report`, `lines`, `terminal` | the output of tasks, on its way to the reader, and its end |
 //! | `duration`, `signal`, `error` | durations in command-line options; signals by name; [`Error`] |
 //!
-//! A task is a process group. When its first process exits, the rest of the group is killed. When a task fails, all
-//! others are asked to exit, and are killed if they do not. The tasks are also killed when any signal kills the
-//! launcher itself and, over ssh, when the connection ends. A program that moves into a new session (a daemon) leaves
-//! its task, and is not killed.
+//! A task is a process group. When its first process exits, the rest of the group is killed. When a task fails and the
+//! job cannot continue, all others are asked to exit, and are killed if they do not. The tasks are also killed when any
+//! signal kills the launcher itself and, over ssh, when the connection ends. A program that moves into a new session (a
+//! daemon) leaves its task, and is not killed.
 //!
 //! Tasks can only be planned and started on Unix. Jobs can be printed on every system.
 

@@ -67,7 +67,7 @@ pub enum Cause {
     Failed(usize),
     /// The launcher received a signal to end the job.
     Interrupted(Signal),
-    /// The job has exceeded its maximum duration, which is the field.
+    /// The job has exceeded its maximum duration. The field is that duration.
     TimedOut(Duration),
 }
 

@@ -48,8 +48,8 @@ impl PlannedTask {
         self.port = None;
     }
 
-    /// Returns whether the task trains, which chiefs and workers do. The job is complete when all such tasks have
-    /// succeeded.
+    /// Returns whether the task trains: chiefs and workers do. The job succeeds when all such tasks have succeeded,
+    /// except those that it did not need.
     pub fn trains(&self) -> bool {
         trains(&self.task)
     }

@@ -77,8 +77,9 @@ impl Running {
         let _ = self.events.send(Event::Signal(Signal::Terminate));
     }
 
-    /// Blocks until the job has ended, and returns its outcome. All of its processes have then exited, and their output
-    /// was passed on, except what was dropped because the reader made no progress for ten seconds after the end.
+    /// Blocks until the job has ended, and returns its outcome. All of its processes have then exited, except any that
+    /// survive SIGKILL. Their output was passed on, except what was dropped because the reader made no progress after
+    /// the end.
     ///
     /// # Errors
     /// - [`Error::StillRunning`]: the deadline has passed; the job continues.

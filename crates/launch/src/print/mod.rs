@@ -109,7 +109,8 @@ pub struct Job<'a> {
     pub memory: Option<&'a str>,
     /// The name of a volume claim and the folder at which each task mounts it, for Kubernetes; `None` mounts nothing.
     pub volume: Option<(&'a str, &'a str)>,
-    /// The port for health probes of the tasks that run the program, which must have a monitor; `None` for no probes.
+    /// The port for health probes of the tasks that run the program to its end; `None` for no probes. The program must
+    /// have a monitor.
     pub health: Option<u16>,
 }
 

@@ -22,7 +22,7 @@ const PORT: u64 = 2222;
 /// each other.
 const STARTUP_PROBES: u64 = 90;
 
-/// The id of the group that owns a volume, which is the group in the image of examples/deploy.
+/// The id of the group that owns a volume. The image of examples/deploy uses the same group.
 const GROUP: u64 = 65_532;
 
 /// The interval of probes in seconds.
