@@ -9,7 +9,7 @@ use std::time::Duration;
 /// The longest wait that is passed to the system, in whose type longer waits might not fit.
 const LONGEST: Duration = Duration::from_secs(3600);
 
-/// Returns an entry for [`wait`], which waits until the socket can be read or, if `write` is `true`, read or written.
+/// Returns an entry for [`wait`]. It is ready when the socket can be read or, if `write` is `true`, read or written.
 pub(crate) fn interest<F: AsFd>(socket: &F, write: bool) -> PollFd<'_> {
     let flags = if write { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
     PollFd::new(socket, flags)

@@ -9,7 +9,7 @@ use std::time::Duration;
 pub struct Settings {
     /// The interval between heartbeats.
     pub heartbeat: Duration,
-    /// The time without a message after which a worker is disconnected.
+    /// The time after which a worker is disconnected if nothing was received from it.
     pub silence: Duration,
     /// The time without any transfer of bytes after which a closed transport stops waiting for the others to receive
     /// everything.

@@ -14,8 +14,8 @@ pub trait Receiver: Send + Sync {
     /// Delivers a message. Messages of one worker are delivered in the order in which it has sent them.
     fn deliver(&self, from: usize, message: Message);
 
-    /// Reports that a worker is disconnected, with the reason. This is called once for each worker, after everything
-    /// received from that worker was delivered.
+    /// Reports that a worker is disconnected, with the reason. This is called once for each disconnected worker, after
+    /// everything received from that worker was delivered.
     fn mark_lost(&self, from: usize, reason: String);
 }
 
@@ -41,7 +41,7 @@ pub struct PartialMessage {
     pub length: u64,
 }
 
-/// The type of the numbers in a vector, whose bytes are in this machine's order.
+/// The type of the numbers in a vector. Their bytes are in this machine's order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Number {
     /// `f32`.
@@ -118,7 +118,8 @@ pub trait Transport: Debug + Send + Sync {
         let _ = patience;
     }
 
-    /// Polls the sockets on the calling thread. Returns as soon as a message was delivered, or after `patience`.
+    /// Polls the sockets on the calling thread, until something was delivered or `patience` has passed. Returns
+    /// immediately if another thread polls, or if polling is not needed.
     ///
     /// A thread that waits for a message calls this, so that no other thread must be woken first. Otherwise messages
     /// arrive about 50 µs later, or a millisecond later if another thread has polled recently.

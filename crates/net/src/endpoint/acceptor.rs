@@ -19,8 +19,9 @@ use std::time::Duration;
 
 /// A listener for calls from other tasks of the same job.
 ///
-/// Connections that are not such calls are rejected and logged at a limited rate. They do not delay the accepted ones,
-/// as in a [rendezvous](crate::Rendezvous). Each caller decides whether its connection uses shared memory.
+/// Connections that are not such calls are rejected, and logged at a limited rate. As in a
+/// [rendezvous](crate::Rendezvous), they do not delay the accepted ones. Each caller decides whether its connection
+/// uses shared memory.
 #[derive(Debug)]
 pub struct Acceptor {
     reception: Reception,

@@ -33,7 +33,8 @@ pub use secret::Secret;
 pub enum Identity {
     /// No proof. This is only possible with loopback addresses, or if plain text is
     /// [allowed](Credentials::allow_plain_text_on_the_network). On loopback connections under Linux, only processes of
-    /// the same user may join. In all other cases, any process that reaches the port may join.
+    /// the same user may join, unless plain text is allowed. In all other cases, any process that reaches the port may
+    /// join.
     #[default]
     None,
     /// The secret of the job. Each side proves that it knows the secret. Links are also encrypted, with certificates

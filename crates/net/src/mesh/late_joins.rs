@@ -16,10 +16,10 @@ pub(crate) trait LateJoinHandler: Send {
 
 /// A record of the workers that wait for the next world. Threads share it.
 pub(crate) trait WaitingWorkers: Send + Sync {
-    /// Returns the number of workers that wait.
+    /// Returns the number of workers that wait, without spares.
     fn count(&self) -> usize;
 
-    /// Returns the positions of the waiting workers in the cluster.
+    /// Returns the positions of the waiting workers in the cluster, including spares.
     fn positions(&self) -> BTreeSet<usize>;
 
     /// Returns whether another world has replaced the one of `generation`: a waiting worker was a member of a different

@@ -18,7 +18,8 @@ use std::time::Duration;
 /// The time to spin for messages, or for the rest of one, before sleeping. Waking a thread takes about as long.
 const SPIN: Duration = Duration::from_micros(50);
 
-/// The number of times that a thread gives the links a turn before it reads the clock, which takes as long as a turn.
+/// The number of times that a thread gives the links a turn before it reads the clock. Reading it takes as long as a
+/// turn.
 const TURNS_WITHOUT_CLOCK: usize = 32;
 
 /// The maximum time to wait for the background thread to stop polling. It stops after its turn.

@@ -102,8 +102,8 @@ mod tests {
         fn mark_lost(&self, _from: usize, _reason: String) {}
     }
 
-    /// Starts a worker on a thread, which sends a message of `LENGTH` bytes and exits. Returns the thread and a socket,
-    /// with which the test acts as the other side.
+    /// Starts a worker on a thread. The worker sends a message of `LENGTH` bytes and exits. Returns the thread and a
+    /// socket, with which the test acts as the other side.
     fn ending(settings: Settings, stay: Option<Duration>) -> (JoinHandle<()>, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let theirs = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

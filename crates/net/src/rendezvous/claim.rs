@@ -31,7 +31,7 @@ impl Claim {
     /// have formed a world without this process, the claim becomes that of a process that has just started.
     ///
     /// # Errors
-    /// Returns the error if a retry would fail in the same way.
+    /// Returns the error if no time is left, or if a retry would fail in the same way.
     pub fn failed(&mut self, error: JoinError) -> Result<(), JoinError> {
         match error {
             // Another worker failed during the rendezvous, and may be restarted.

@@ -17,7 +17,7 @@ pub(super) struct HandshakeStream {
     unsent: Vec<u8>,
     /// Whether a message was received.
     has_received: bool,
-    /// Whether anything was sent.
+    /// Whether anything was queued to be sent.
     pub has_sent: bool,
 }
 

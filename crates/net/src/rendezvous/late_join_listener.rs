@@ -65,7 +65,7 @@ impl mesh::LateJoinHandler for LateJoinListener {
     }
 }
 
-/// A record of the processes that wait for the next world, which threads share.
+/// A record, shared by threads, of the processes that wait for the next world.
 #[derive(Debug)]
 pub(crate) struct WaitingRoom {
     waiting_processes: Mutex<WaitingProcesses>,

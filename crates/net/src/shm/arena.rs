@@ -54,7 +54,7 @@ struct Free {
 #[derive(Debug, Default)]
 struct Class {
     blocks: Vec<Block>,
-    /// The minimum number of unused blocks since the last check, which can therefore be freed.
+    /// The minimum number of unused blocks since the last check. This number of blocks can be freed.
     unused: usize,
 }
 

@@ -240,8 +240,8 @@ impl Foreign {
             .then(|| unsafe { std::slice::from_raw_parts(self.0.start.as_ptr().add(offset), length) })
     }
 
-    /// Removes bytes that have been read from this process's resident memory, if the memory is large. The other process
-    /// keeps the bytes, and they can be read again.
+    /// Frees the resident pages of bytes that this process has read, if the memory is large. Only Linux does this. The
+    /// other process keeps the bytes, and they can be read again.
     pub fn forget(&self, offset: usize, length: usize) {
         let end = offset.saturating_add(length).min(self.0.size) / UNIT * UNIT;
         let start = offset.next_multiple_of(UNIT);

@@ -63,7 +63,8 @@ impl Queue {
         }
     }
 
-    /// Passes the next bytes to `write` as at most `MOST` slices, which must be a multiple of the parts of a frame.
+    /// Passes the next bytes to `write` as at most `MOST` slices. `MOST` must be a multiple of the number of a frame's
+    /// parts.
     fn write_first<const MOST: usize, E>(
         &mut self,
         write: impl FnOnce(&[IoSlice<'_>]) -> Result<usize, E>,

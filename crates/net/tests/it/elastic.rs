@@ -34,8 +34,7 @@ fn join(rendezvous: Rendezvous) -> Joined {
     (rendezvous.join(kept.clone()).unwrap(), kept)
 }
 
-/// Joins the workers at these positions. Each sends a message to each, and knows the others by their ranks in the
-/// world.
+/// Joins the workers at these positions. Checks that each reaches every other one by its rank in the world.
 fn rendezvous(positions: &'static [usize], generation: u64, port: u16) -> Vec<Joined> {
     let joined: Vec<_> = std::thread::scope(|scope: &Scope<'_, '_>| {
         let threads: Vec<_> = positions

@@ -35,8 +35,7 @@ fn connect(connector: &Connector, to: &Task, at: &Address) -> Result<(Endpoint, 
     connector.connect(to, at, kept.clone(), Deadline::after(PATIENCE)).map(|endpoint| (endpoint, kept))
 }
 
-/// Runs `callers` with the port of ps 0, which answers each message with its body, until all callers have
-/// disconnected.
+/// Runs `callers` with the address of ps 0, which answers each message with its body until `callers` returns.
 fn called<T: Send>(identity: &Identity, callers: impl FnOnce(Address) -> T + Send) -> T {
     let mut acceptor =
         Acceptor::bind(ps(), &loopback(), access(identity), PATIENCE).unwrap().settings(patient());

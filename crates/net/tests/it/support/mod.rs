@@ -16,7 +16,7 @@ pub const PATIENCE: Duration = Duration::from_secs(50);
 /// The messages that have arrived.
 #[derive(Debug, Default)]
 pub struct Come {
-    /// The messages of each worker, in order.
+    /// The messages with their senders, in the order in which they arrived.
     pub messages: Vec<(usize, Message)>,
     pub lost: Vec<(usize, String)>,
     /// The number of messages that had arrived when a worker was lost.
