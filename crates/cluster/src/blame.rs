@@ -28,8 +28,8 @@ pub enum Fault {
 
 /// The reason why a call did not complete, and the replicas that caused it.
 ///
-/// All members have the same value, in whatever process they run. It can be serialized, and
-/// [`Display`](std::fmt::Display) creates the same text from it.
+/// All members get the same value, in whatever process they run, unless their workers cannot reach each other. It can
+/// be serialized, and [`Display`](std::fmt::Display) creates the same text from it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Blame {
     /// The kind of fault.

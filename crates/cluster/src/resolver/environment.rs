@@ -11,8 +11,8 @@ use crate::error::ClusterError;
 use crate::tf_config::TF_CONFIG;
 
 /// Creates the resolver for the scheduler that started this process, with default options. The order of preference is
-/// `TF_CONFIG` with several tasks, MPI, Slurm, SageMaker, `TF_CONFIG` with one task. Without any of these, the cluster
-/// is empty.
+/// `TF_CONFIG`, MPI, Slurm and SageMaker, each with several tasks, and then `TF_CONFIG` with one task. Without any of
+/// these, the cluster is empty.
 ///
 /// ```
 /// use distribute_cluster::resolver::from_environment;

@@ -33,7 +33,7 @@ impl Layout<'_> {
     ///
     /// # Errors
     /// - [`ClusterError::TaskCount`]: the hosts do not have as many tasks as the jobs.
-    /// - [`ClusterError::NoSuchRank`]: there are not that many ranks.
+    /// - [`ClusterError::NoSuchRank`]: `rank` is not less than the number of tasks.
     /// - [`ClusterError::HostTwice`]: a host is listed twice.
     /// - [`ClusterError::Ports`]: a task would have a port above 65535.
     /// - [`ClusterError::Host`]: the name of a host is not valid.
