@@ -8,7 +8,8 @@ use std::sync::Arc;
 /// afterwards.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// Members made different calls, or a member has exited or timed out.
+    /// A call did not complete, for example because members made different calls, or because a member has exited, is
+    /// lost or has timed out.
     #[error("{0}")]
     Blame(Arc<Blame>),
     /// The members' values cannot be combined.

@@ -266,8 +266,8 @@ fn a_missed_deadline_ends_the_session_for_all_with_one_message() {
     });
 }
 
-/// Runs `body` on each replica of two workers with `replicas` each, as threads of one process. It runs twice, in two
-/// steps.
+/// Runs `body` on each replica of two workers with `replicas` each, as threads of one process. Each replica runs it
+/// twice, in two steps.
 fn two_workers(replicas: usize, body: impl Fn(&Member) -> bool + Send + Sync + Copy + 'static) {
     let groups = local::groups(Links::Memory, 2, replicas).unwrap();
     let worker = move |group: Group| {

@@ -20,7 +20,7 @@ const WIDEST: usize = 8;
 
 /// A sender of vectors before the next call of a session.
 ///
-/// Each of two workers sends complete vectors to the other. In a larger group, a worker receives only the
+/// In a group of two, each worker sends complete vectors to the other. In a larger group, a worker receives only the
 /// [range](early_range) of every vector that it sums.
 #[derive(Clone, Debug)]
 pub struct EarlySend {

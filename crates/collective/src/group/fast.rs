@@ -122,7 +122,7 @@ fn byte_range(elements: &Range<usize>, width: usize) -> Range<usize> {
     elements.start * width..elements.end * width
 }
 
-/// Returns the error for a schedule that sends data too early, which tests rule out.
+/// Returns the error for a schedule that sends data before this worker has it. Tests rule this out.
 fn schedule_gap() -> Failure {
     Failure::Record("the schedule sends data that this worker does not have".into())
 }

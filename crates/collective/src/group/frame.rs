@@ -129,7 +129,7 @@ impl Frame {
             }
     }
 
-    /// Encodes the frame as a head and a body. Transports keep them separate, so that data is never copied.
+    /// Encodes the frame as a head and a body. Transports keep them separate, so that the data need not be copied.
     ///
     /// # Errors
     /// Returns an error if the head cannot be serialized.

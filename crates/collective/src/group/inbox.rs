@@ -108,7 +108,7 @@ impl Inbox {
     /// Adds a frame received from a worker. A frame of a past session or of a disconnected worker is dropped.
     ///
     /// The worker is disconnected if it has too many frames, or if the frame would add too many session names. If all
-    /// stored frames are too large, the worker whose frames occupy the most is disconnected, which may be another one.
+    /// stored frames are too large, the worker whose frames occupy the most is disconnected, even if it is not `from`.
     pub fn add(&self, from: usize, frame: Frame) {
         let mut state = lock(&self.0.state);
         if !matches!(state.lost.get(from), Some(None)) {

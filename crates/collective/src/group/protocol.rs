@@ -244,7 +244,8 @@ impl Protocol {
     }
 
     /// Returns the digest of the call that this worker's replicas make in the current round, if they agree on one. The
-    /// caller must first send it to all other workers, with the data for each of them.
+    /// caller must send it to all other workers, with the data for each of them, before the first
+    /// [`next_action`](Self::next_action) of the round.
     pub fn call(&self) -> Option<u64> {
         self.current.as_ref()?.round.digest()
     }

@@ -14,8 +14,8 @@ impl AsRef<[u8]> for TensorBytes {
     }
 }
 
-/// Returns the bytes of a range of elements of a flat tensor. They are not copied if elements are encoded in memory as
-/// they are sent.
+/// Returns the bytes of a range of elements of a flat tensor. They are not copied if elements have the same encoding in
+/// memory and on the wire.
 pub(super) fn bytes(tensor: &HostTensor, elements: Range<usize>) -> Bytes {
     let width = tensor.dtype().bytes().unwrap_or(0);
     if codec::as_bytes(tensor.buffer()).is_some() {

@@ -123,8 +123,9 @@ impl Recorder {
     /// Logs the latest calls of this worker, because of `blame`. Do not call this while holding a lock, because a
     /// logger may be slow.
     ///
-    /// If a worker timed out or was lost, the calls are logged as a warning, which is printed by default. For other
-    /// faults, their level is INFO, because the blame already names the calls that differ.
+    /// If a worker timed out or was lost, or if data arrived changed, the calls are logged as a warning, which is
+    /// printed by default. For other faults, their level is INFO, because the blame already names the calls that
+    /// differ.
     pub(super) fn log_last_calls(&self, worker: usize, blame: &Blame) {
         let calls = &Lines(self);
         match blame.fault {

@@ -95,12 +95,12 @@ impl ReformableLinks {
         self.world.read().unwrap_or_else(PoisonError::into_inner).1.clone()
     }
 
-    /// Returns the number of workers that wait until the group re-forms.
+    /// Returns the number of workers that wait until the group re-forms, without spares.
     pub fn waiting(&self) -> usize {
         self.mesh().as_ref().map_or(0, Mesh::waiting)
     }
 
-    /// Returns the cluster positions of the workers that wait until the group re-forms.
+    /// Returns the cluster positions of the workers that wait until the group re-forms, including spares.
     pub fn waiting_positions(&self) -> BTreeSet<usize> {
         self.mesh().as_ref().map(Mesh::waiting_positions).unwrap_or_default()
     }

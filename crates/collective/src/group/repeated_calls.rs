@@ -50,7 +50,7 @@ impl RepeatedCalls {
     }
 }
 
-/// Compares the addresses first: most repeated calls share a text.
+/// Returns whether two texts are equal. Compares their addresses first, because most repeated calls share a text.
 fn is_same_text(one: &Arc<str>, other: &Arc<str>) -> bool {
     Arc::ptr_eq(one, other) || **one == **other
 }
@@ -62,7 +62,8 @@ impl<K, V> Default for Recent<K, V> {
 }
 
 impl<K, V> Recent<K, V> {
-    /// Returns the value of the key that `is_same` accepts. If there is none, inserts that of `new`.
+    /// Returns the value of the key that `is_same` accepts. If there is none, inserts the entry that `new` returns, and
+    /// returns its value.
     fn find_or_insert(&mut self, is_same: impl Fn(&K) -> bool, new: impl FnOnce() -> (K, V)) -> &V {
         if !self.entries.get(self.last).is_some_and(|(key, _)| is_same(key)) {
             self.last = match self.entries.iter().position(|(key, _)| is_same(key)) {

@@ -225,8 +225,8 @@ impl Session {
     /// of this worker's replicas.
     ///
     /// The other workers get the error when they make their call, and this worker does not wait for them, unless it has
-    /// also aborted the previous calls. In that case, it waits for at most `timeout`. If the session is already over,
-    /// this has no effect.
+    /// also aborted the previous two calls. In that case, it waits for at most `timeout`. If the session is already
+    /// over, this has no effect.
     pub fn abort_call(&self, statuses: Vec<ReplicaStatus>, timeout: Duration) {
         let mut state = lock(&self.state);
         let protocol = &mut state.protocol;
@@ -277,8 +277,8 @@ impl Session {
     ///
     /// # Errors
     /// Returns the same [`Blame`] as on the other workers if they wait in a call that the replicas of this worker have
-    /// skipped. If a worker timed out or was lost, this returns `Ok`, because this worker has completed its part. The
-    /// error of its next call names the lost worker.
+    /// skipped. Otherwise returns `Ok`, even if a worker timed out or was lost, because this worker has completed its
+    /// part. The error of its next call names the lost worker.
     pub fn await_leave(&self, timeout: Duration) -> Result<(), Arc<Blame>> {
         let mut state = lock(&self.state);
         let protocol = &mut state.protocol;

@@ -87,6 +87,7 @@ impl GroupCall<'_> {
     /// contains those of this worker.
     ///
     /// # Errors
+    /// - [`Failure::Blame`], on every worker: a vector has arrived changed.
     /// - [`Failure::Record`]: a vector is missing or has a different length.
     pub fn receive_early_ranges(
         &self,
@@ -198,9 +199,9 @@ impl GroupCall<'_> {
     /// workers. Each worker must contribute the same number of vectors, all of the same length. `weights` must contain
     /// a weight for every vector of every worker.
     ///
-    /// Returns the sum as consecutive pieces. With any options, all workers get the same bits. The default options
-    /// produce the one order of sums, by a reduce-scatter and an all-gather: each worker receives its range of all
-    /// vectors, sums it, and sends the sum to all.
+    /// Returns the sum as consecutive pieces. With any options, all workers get the same bits. The default options add
+    /// the vectors in the fixed order of [`Order::Exact`](super::Order::Exact), by a reduce-scatter and an all-gather:
+    /// each worker receives one range of every worker's vectors, sums it, and sends the sum to all.
     ///
     /// ```
     /// # use distribute_cluster::{Fingerprint, Operation, ReplicaStatus};

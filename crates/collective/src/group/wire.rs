@@ -71,7 +71,7 @@ fn to_odd(number: f64) -> f32 {
 /// The encoding of vectors of `F` on the wire: unchanged, or in half precision.
 pub(super) struct Coding<F>(Option<Conversion<F>>);
 
-/// The conversion of numbers to half precision and back. Both slices must have the same number of elements.
+/// The conversion of numbers to half precision and back. Both slices of a call must have the same number of elements.
 struct Conversion<F> {
     wire: Wire,
     encode: fn(Wire, &[F], &mut [u8]),

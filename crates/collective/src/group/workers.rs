@@ -75,9 +75,9 @@ impl Group {
         self.reformable.as_ref().is_some_and(|links| links.is_spare())
     }
 
-    /// Leaves the world, in which a worker was lost or timed out, and waits until all workers of the next world have
-    /// joined: the remaining workers, and replacements for the others. Everything that refers to this group then uses
-    /// the new links. The sessions of the group are over.
+    /// Leaves the world, for example because a worker was lost or timed out, and waits until all workers of the next
+    /// world have joined: the remaining workers, and replacements for the others. Everything that refers to this group
+    /// then uses the new links. The sessions of the group are over.
     ///
     /// # Errors
     /// Returns the errors of [`Rendezvous::join`], and [`JoinError::System`] if the group cannot re-form. After an
@@ -265,8 +265,8 @@ impl Group {
     /// Returns the latest calls of this worker in all sessions, newest first.
     ///
     /// When a call fails with a [`Blame`](distribute_cluster::Blame), the latest calls are also logged with
-    /// [`tracing`]. If a worker timed out or was lost, they are a warning, which a program without a subscriber prints
-    /// to standard error. Otherwise their level is INFO.
+    /// [`tracing`]. If a worker timed out or was lost, or if data arrived changed, they are a warning, which a program
+    /// without a subscriber prints to standard error. Otherwise their level is INFO.
     pub fn last_calls(&self) -> Vec<RecordedCall> {
         self.recorder.calls()
     }

@@ -30,8 +30,8 @@ pub struct Report {
 /// The decision that all workers derive from the same reports.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// No worker has taken part in training, and none was a spare. Each continues with the state that it has created or
-    /// restored itself.
+    /// No worker has taken part in training, and either none or all of them were spares. Each continues with the state
+    /// that it has created or restored itself.
     Begin,
     /// The receivers, if there are any, replace their states by that of the source. All workers continue with the same
     /// counters.
@@ -57,8 +57,9 @@ impl Report {
 /// Chooses the worker whose state the others receive. Among the workers with a complete state, this is the one with the
 /// latest agreement, then the most progress, then the lowest rank.
 ///
-/// If no worker has taken part in training, returns [`Decision::Begin`], unless some were spares: then all receive the
-/// state of the first worker that was not a spare. Returns [`Decision::Torn`] if only incomplete states exist.
+/// If no worker has taken part in training, returns [`Decision::Begin`], unless some, but not all, were spares: then
+/// all receive the state of the first worker that was not a spare. Returns [`Decision::Torn`] if only incomplete states
+/// exist.
 pub fn decide(reports: &[Report]) -> Decision {
     let begun = || reports.iter().enumerate().filter(|(_, report)| report.begun);
     let complete = begun().filter(|(_, report)| report.torn.is_none());

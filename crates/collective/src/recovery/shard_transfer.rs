@@ -67,8 +67,8 @@ pub enum NextShards<E> {
 }
 
 impl<E: Display> ShardTransfer<E> {
-    /// Creates the part of a worker that has `mine` of each component with shards, or that cannot read them. All
-    /// workers have the weights of worker `source`.
+    /// Creates the state machine of a worker. `mine` is what the worker has of each component with shards, or the error
+    /// if it cannot read them. All workers have the weights of worker `source`.
     pub fn new(world: World, source: usize, mine: Result<Vec<Inventory>, E>) -> Self {
         Self { world, source, chunk: CHUNK, moves: Vec::new(), stage: Stage::Inventories(mine) }
     }
@@ -319,7 +319,7 @@ mod tests {
         assert_eq!(transfer(&mut all, None), [lost(), lost(), lost(), lost()]);
     }
 
-    /// Such a worker has not lost its shards.
+    /// A worker that cannot read its shards has not lost them.
     #[test]
     fn a_worker_that_cannot_read_its_shards_is_named_on_all() {
         let mut all: Vec<_> = (0..3).map(|worker| complete(worker, 3)).collect();

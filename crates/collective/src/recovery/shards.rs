@@ -132,8 +132,9 @@ mod tests {
 
     proptest! {
         // INV-109
-        /// A step is interrupted when some workers have committed it, some are prepared for it, and some are not. Of
-        /// these, the last two cannot be there at the same time as the first and the last. Some workers are lost.
+        /// A step is interrupted when some workers have committed it, some are prepared for it, and some are not. No
+        /// worker commits before all are prepared, so the first and the last do not occur together. Some workers are
+        /// lost.
         #[test]
         fn a_shard_is_lost_only_with_two_neighbours(
             workers in 2usize..7, step in 0u64..9, generation in 1u64..4,

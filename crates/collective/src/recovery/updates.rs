@@ -142,8 +142,8 @@ impl Updates {
     /// the first of them, and otherwise `None`.
     ///
     /// # Errors
-    /// Returns [`Torn`] if only some of the updates of a group have been applied. All later calls return the same
-    /// error.
+    /// Returns [`Torn`] if only some of the updates of a group have been applied, or if their total number is unknown.
+    /// All later calls return the same error.
     pub fn rewind(&mut self) -> Result<Option<u64>, Torn> {
         let (before, total, in_step) = match self.since {
             None => (self.count, 0, true),

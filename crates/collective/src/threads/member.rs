@@ -372,7 +372,7 @@ pub struct Helpers<'a> {
 }
 
 impl Helpers<'_> {
-    /// Returns the number of members that run a broadcast closure, which includes member 0.
+    /// Returns the number of members that run a broadcast closure, including member 0.
     pub fn size(&self) -> usize {
         self.team.size
     }

@@ -24,7 +24,7 @@ type Outcome = Result<Exchanged, Arc<Blame>>;
 pub struct Exchanged {
     /// The payloads of all members of this process, in the order of ranks.
     pub payloads: Arc<Vec<Payload>>,
-    /// The result of the delegate, which includes the other processes; `None` if no delegate was called.
+    /// The result of the delegate's call to the other processes; `None` if no delegate was called.
     pub delegate_result: Option<Payload>,
 }
 
@@ -129,8 +129,8 @@ impl Rendezvous {
     /// process.
     ///
     /// # Errors
-    /// Returns the same [`Blame`] on every member if members made different calls, or if a member has exited or timed
-    /// out.
+    /// Returns the same [`Blame`] on every member if members made different calls, if a member has exited or timed out,
+    /// or if `delegate` fails.
     pub fn arrive(
         &self,
         rank: usize,

@@ -41,7 +41,8 @@ impl TeamPool {
     /// parallel operation in `body`.
     ///
     /// # Errors
-    /// Returns an error if the system cannot start a thread, or cannot allocate memory for a stack.
+    /// Returns an error if the system cannot start a thread, or cannot allocate memory for a stack, or if the team
+    /// would need more than [`MAX_THREADS`](worker::MAX_THREADS) threads.
     pub fn with_team<R: Send>(
         &self,
         size: usize,

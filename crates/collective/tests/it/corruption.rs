@@ -45,7 +45,7 @@ impl fmt::Debug for Flipping {
     }
 }
 
-/// Returns the groups of all workers, whose messages are changed.
+/// Returns the groups of all workers. `change` changes the messages between them.
 fn groups(workers: usize, checksums: impl Fn(usize) -> Checksums, change: Change) -> Vec<Group> {
     let inboxes: Vec<_> = (0..workers).map(|_| Inbox::new(workers)).collect();
     let receivers = inboxes.iter().map(|inbox| Arc::new(inbox.clone()) as Arc<dyn Receiver>).collect();

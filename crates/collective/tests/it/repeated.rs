@@ -122,7 +122,7 @@ fn changed() -> Called {
     Called { detail: "SUM float32[4]", ..EQUAL }
 }
 
-/// The rendezvous of a worker of three, whose first one listens at `leader`.
+/// Returns the world and the rendezvous of a worker of three. The first worker listens at `leader`.
 fn rendezvous(worker: usize, leader: &str, generation: u64) -> (World, Rendezvous) {
     let world = World::new(3, worker, 1).unwrap();
     let addresses = vec![leader.to_owned(), "127.0.0.1:0".into(), "127.0.0.1:0".into()];

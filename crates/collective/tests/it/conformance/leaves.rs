@@ -37,8 +37,8 @@ pub fn summed(replica: usize, len: usize) -> Vec<Leaf> {
     all
 }
 
-/// Returns leaves of every dtype. The length is `len` plus the replica's id, because gathered leaves may differ in
-/// size.
+/// Returns leaves of every dtype. The length is `len`, `len + 1` or `len + 2`, by the replica's id, because gathered
+/// leaves may differ in size.
 pub fn of_every_dtype(replica: usize, len: usize) -> Vec<Leaf> {
     let len = len + replica % 3;
     let of = |dtype| match dtype {

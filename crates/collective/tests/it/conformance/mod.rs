@@ -28,8 +28,8 @@ fn several_workers() -> impl Iterator<Item = (usize, usize)> {
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Returns worlds as numbers of workers and of replicas per worker: 1 to 8 replicas on the threads of one worker, 1 to
-/// 8 workers over memory, and both.
+/// Returns worlds as numbers of workers and of replicas per worker: one worker with 1 to 8 replicas, 2 to 8 workers
+/// with 1 to 3 replicas each, and 3 workers with 4.
 fn worlds() -> impl Iterator<Item = (usize, usize)> {
     let threads = (1..=8).map(|replicas| (1, replicas));
     threads
@@ -37,8 +37,8 @@ fn worlds() -> impl Iterator<Item = (usize, usize)> {
         .chain([(3, 4)])
 }
 
-/// Returns the transport of a world. `DISTRIBUTE_TEST_LINKS` sets `memory`, `tcp`, `tls` or `shared` for all worlds.
-/// Otherwise worlds take turns.
+/// Returns the transport of a world: the one that `DISTRIBUTE_TEST_LINKS` names (`memory`, `tcp`, `tls` or `shared`)
+/// or, without that variable, each one in turn.
 fn links((workers, replicas): (usize, usize)) -> Links {
     match std::env::var("DISTRIBUTE_TEST_LINKS").as_deref() {
         Ok("memory") => Links::Memory,

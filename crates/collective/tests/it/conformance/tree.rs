@@ -35,7 +35,7 @@ pub fn dense(leaf: &Leaf) -> HostTensor {
     Leaf::stack(&table).unwrap().to_host().unwrap()
 }
 
-/// Returns the indices of merged rows, each once, in ascending order.
+/// Returns the indices of merged rows, each once, in ascending order; `None` if a leaf is dense.
 pub fn indices(leaves: &[Leaf]) -> Option<Vec<usize>> {
     let rows = |leaf: &Leaf| match leaf {
         Leaf::Slices(slices) => Some(IndexedSlices::to_rows(slices).unwrap()),
