@@ -12,8 +12,8 @@ use std::sync::Once;
 /// precedence if they are set.
 ///
 /// candle reads the first variable only once, and the environment cannot be written safely while another thread may
-/// read it. If another thread is already running, and on systems other than Linux and Windows, this function changes
-/// nothing and logs a warning. Only the first call has an effect.
+/// read it. If another thread is already running on Linux, and always on systems other than Linux and Windows, this
+/// function changes nothing and logs a warning. Only the first call has an effect.
 pub fn init() {
     static ONCE: Once = Once::new();
     ONCE.call_once(limit_threads);

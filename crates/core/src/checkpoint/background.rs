@@ -14,8 +14,8 @@ use std::time::Duration;
 
 /// A save that the chief makes in the background, while training continues. See [`Checkpoint::save_async`].
 ///
-/// Dropping a `PendingSave` does not stop the save. If the save fails, the next save with the same manager returns the
-/// error.
+/// Dropping a `PendingSave` does not stop the save. If the save fails and [`wait`](Self::wait) has not returned the
+/// error, the next save with the same manager returns it.
 #[derive(Clone, Debug)]
 pub struct PendingSave {
     strategy: Strategy,
@@ -30,7 +30,7 @@ enum Maker {
     Thread(SaveHandle),
     /// The call that began the save: the save was complete when the call returned.
     Caller,
-    /// Another worker, which was the chief at the time.
+    /// Another worker, which was the chief when the save began.
     Chief,
 }
 
@@ -52,7 +52,7 @@ impl PendingSave {
     }
 
     /// Waits until the checkpoint is complete, for at most `timeout`, and returns its path. With several workers, all
-    /// must make this call, and get the chief's result. May be called again.
+    /// must make this call, and get the chief's result. This method may be called again.
     ///
     /// # Errors
     /// - [`Error::Checkpoint`]: the save failed. `CheckpointError::Unfinished` means that it was not complete after

@@ -48,7 +48,7 @@ use workers::Saved;
 /// A component of a checkpoint: [`Variables`](crate::Variables), a [`Variable`](crate::Variable), an
 /// `Optimizer`, or a custom type.
 pub trait Checkpointed {
-    /// Adds all state that is needed to resume to `writer`. The name of each tensor is `prefix` or begins with
+    /// Adds to `writer` all state that is needed to resume. The name of each tensor is `prefix` or begins with
     /// `prefix/`.
     ///
     /// # Errors
@@ -199,7 +199,8 @@ impl<'a> Checkpoint<'a> {
     ///
     /// # Errors
     /// - [`Error::WrongContext`]: called in an update, or inside `run` but outside `merge_call`.
-    /// - [`Error::InvalidArgument`]: two components have the same name.
+    /// - [`Error::InvalidArgument`]: two components have the same name, or components belong to different strategies
+    ///   with several workers.
     /// - [`Error::Failed`] of the kind `Usage`: the workers have trained alone since the last [outer
     ///   step](crate::strategy::LocalSteps).
     /// - [`Error::Checkpoint`]: a live tensor of a custom component cannot be copied.
@@ -283,9 +284,9 @@ impl<'a> Checkpoint<'a> {
             .map(|(reader, ())| reader)
     }
 
-    /// Restores all components from the latest complete checkpoint in a manager's folder, and returns the
-    /// checkpoint. Returns `None` if there is none yet. Later checkpoints that are damaged are skipped with a
-    /// warning. With several workers, the chief chooses the checkpoint.
+    /// Restores all components from the latest undamaged checkpoint in a manager's folder, and returns the checkpoint.
+    /// Returns `None` if the folder has no checkpoint yet. Logs a warning if later checkpoints are damaged. With
+    /// several workers, the chief chooses the checkpoint.
     ///
     /// # Errors
     /// - [`Error::Checkpoint`]: the same as for [`CheckpointManager::latest_undamaged`].
@@ -315,8 +316,8 @@ impl<'a> Checkpoint<'a> {
     }
 
     /// Restores only the state that `select` selects, by the names of the components' tensors, such as
-    /// `model/fc.weight`. Everything else is unchanged. The report lists the restored names, the names that
-    /// were not restored with the reason, and the names in the checkpoint that were not used.
+    /// `model/fc.weight`. Everything else is unchanged. The report lists the restored names, the names that were not
+    /// restored, each with the reason, and the names in the checkpoint that were not used.
     ///
     /// Use this for a model that starts from another model's weights, with a new head or with different
     /// names. Only variables can be restored in part. Omit an optimizer, a dataset or a strategy from this

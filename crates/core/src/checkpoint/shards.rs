@@ -20,13 +20,15 @@ pub trait ShardedState {
     ///   step is in progress.
     fn read_shard(&self, shard: usize) -> Result<Bytes>;
 
-    /// Adds a shard of the version of the weights to the inventory.
+    /// Adds a shard from another worker to the inventory. Its version must be that of the weights.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): its size differs.
+    /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): its size differs, or the state is not
+    ///   sharded with copies.
     fn add_shard(&self, shard: usize, bytes: &[u8]) -> Result<()>;
 
-    /// Keeps the shard of this worker's rank and the copy that belongs to it, and drops all others.
+    /// Keeps this worker's shard and the copy that it stores of another worker's shard, by its current rank. Drops all
+    /// others.
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): one of them is not in the inventory, or a

@@ -31,8 +31,8 @@ struct Expected {
     /// Whether the result depends on variables of this replica, through the value that this replica contributed to the
     /// call.
     contributed: bool,
-    /// The options of the call. The gradient's collective uses the same options, regardless of the view that runs
-    /// backward.
+    /// The options of the call. The gradient's collective uses the same options, even if the backward pass runs in a
+    /// context with other options.
     options: CommunicationOptions,
     participate: Box<Participate>,
 }
@@ -157,8 +157,8 @@ impl ReplicaContext {
     ///   closure that is running.
     /// - [`Error::Collective`]: a replica calls neither `announce_gradients` nor `join_gradients`. Every replica gets
     ///   this error.
-    /// - [`Error::InvalidArgument`]: there is no `loss`, or it does not depend on a value that this replica
-    ///   contributed, although the loss of another replica does.
+    /// - [`Error::InvalidArgument`]: the loss of another replica depends on a value that this replica contributed, but
+    ///   this replica has no `loss`, or its `loss` does not depend on that value.
     #[doc(hidden)]
     pub fn join_gradients(
         &self,

@@ -40,8 +40,8 @@ pub fn to_candle_error(error: Error) -> candle_core::Error {
 /// A function that computes the gradient of one leaf of a call from the upstream gradient.
 pub(super) type Gradient = dyn Fn(usize, &Tensor, &ReplicaContext) -> Result<Tensor> + Send + Sync;
 
-/// Connects each result of a call to the graph of this replica's input tensor. Results without a graph on any replica
-/// are returned unchanged.
+/// Connects each result of a call to the graph of this replica's input tensor. Results for which no replica's tensor
+/// has a graph are returned unchanged.
 ///
 /// If only other replicas' tensors have a graph, this replica's tensor is replaced by a dummy variable. This replica's
 /// loss may still depend on the result, and the other replicas wait for this replica in the gradient's collective.

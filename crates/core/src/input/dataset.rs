@@ -224,8 +224,8 @@ impl<T: Nest> DistributedDataset<T> {
         self.plan.current(&self.strategy).unwrap_or_else(|_| self.plan.latest()).explain()
     }
 
-    /// Returns the position of the latest pass after the last step taken from it. If no pass is in progress,
-    /// returns the position at which the next pass begins.
+    /// Returns the position of the latest pass after the last step that it yielded. If no pass is in progress, returns
+    /// the position at which the next pass begins.
     pub fn position(&self) -> Position {
         self.passes.position()
     }

@@ -66,7 +66,7 @@ type Agreed<T, Counts> = Result<(Box<WorkerPass<T>>, Counts)>;
 /// The result of taking a step.
 pub(super) enum Taken<T> {
     Step(PerReplica<T>),
-    /// Only this worker could not take the step, after which the others are at this position.
+    /// Only this worker could not take the step. The other workers have taken it, and are now at this position.
     Failed(Error, Position),
     /// The pass ends now, because there is no further step.
     End,
@@ -213,7 +213,7 @@ impl<T: Nest> DistributedIterator<T> {
         self.position = position;
     }
 
-    /// Records that a step is yielded, after which the pass is at `position`.
+    /// Records that a step is yielded and the pass is then at `position`, or that the pass has ended.
     pub(super) fn record(&self, taken: &Taken<T>, position: &Position) {
         match taken {
             Taken::Step(_) => self.passes.record_position(self.number, position),

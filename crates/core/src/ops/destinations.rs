@@ -36,8 +36,10 @@ impl Destinations {
         Self(Target::Devices(devices.into_iter().collect()))
     }
 
-    /// Returns the devices. Returns an error if there are none, or if one of them is neither a worker or parameter
-    /// device of the strategy nor the host's `cpu:0`.
+    /// Returns the devices. Returns an error if a name cannot be parsed or belongs to another worker, if a variable is
+    /// of another strategy, or if a value has another number of components than there are local replicas. Also returns
+    /// an error if there are no devices, or if a named device is neither a worker or parameter device of the strategy
+    /// nor the host's `cpu:0`.
     pub(crate) fn resolve(&self, operation: &'static str, strategy: &Strategy) -> Result<Vec<DeviceName>> {
         let own = strategy.devices();
         let devices = match &self.0 {

@@ -30,7 +30,8 @@ impl Strategy {
     /// # Errors
     /// - [`Error::Tensor`]: shapes or dtypes differ, an axis is outside the rank, or the dtype is bool or string.
     /// - [`Error::InvalidArgument`]: SUM without an axis of a value that is not distributed, if the strategy has
-    ///   several replicas, all in one process; or the value was created for a different number of replicas.
+    ///   several replicas, all in one process; the value was created for a different number of replicas; or this worker
+    ///   has not caught up with the others or has left them.
     /// - [`Error::WrongContext`]: called inside `run`.
     /// - [`Error::MixedStrategies`]: called inside another strategy's scope.
     /// - [`Error::Collective`]: a worker does not make the same call.
@@ -130,7 +131,8 @@ impl Strategy {
     /// # Errors
     /// - [`Error::Tensor`]: the value is a scalar or [`IndexedSlices`](distribute_tensor::IndexedSlices), the axis is
     ///   outside `[0, rank)`, shapes differ in another dimension, or dtypes differ.
-    /// - [`Error::InvalidArgument`]: the value was created for a different number of replicas.
+    /// - [`Error::InvalidArgument`]: the value was created for a different number of replicas; or this worker has not
+    ///   caught up with the others or has left them.
     /// - [`Error::WrongContext`]: called inside `run`.
     /// - [`Error::MixedStrategies`]: called inside another strategy's scope.
     /// - [`Error::Collective`]: a worker does not make the same call.
@@ -277,7 +279,7 @@ impl Strategy {
 /// The sums over some axes within each local replica.
 struct Sums {
     parts: Vec<Leaf>,
-    /// The number of elements in each local replica's sum.
+    /// The number of elements that each local replica adds for one element of its sum.
     counts: Vec<usize>,
     /// The dtype of the elements before summation.
     dtype: DType,
@@ -296,7 +298,8 @@ impl Sums {
     }
 }
 
-/// Returns one vector per local replica, with the number of elements in each sum.
+/// Returns one vector per local replica. It contains, for each leaf, the number of elements that are added for one
+/// element of the replica's sum.
 fn counts(sums: &[Sums], replicas: usize) -> Vec<Leaf> {
     let of = |local: usize| sums.iter().map(|sums| sums.counts[local] as u64).collect::<Vec<_>>();
     (0..replicas).map(|local| Leaf::Host(HostTensor::vector(of(local)))).collect()

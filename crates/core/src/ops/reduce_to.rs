@@ -113,8 +113,8 @@ impl Strategy {
     /// # Errors
     /// - [`Error::Tensor`]: shapes or dtypes differ, or the dtype is bool or string.
     /// - [`Error::InvalidArgument`]: SUM over several replicas of one process of a value that is not distributed; the
-    ///   value was created for a different number of replicas; or the destinations are empty, on another worker, or a
-    ///   variable of another strategy.
+    ///   value was created for a different number of replicas; the destinations are empty, on another worker, or a
+    ///   variable of another strategy; or this worker has not caught up with the others or has left them.
     /// - [`Error::Device`]: a destination cannot be parsed, or is neither a device of the strategy nor the host's
     ///   `cpu:0`.
     /// - [`Error::WrongContext`]: called inside `run`.
@@ -276,7 +276,7 @@ impl Strategy {
         inputs.iter().map(finish).collect()
     }
 
-    /// Splits a value that is to be reduced over replicas into its leaves and its structure.
+    /// Splits a value into its leaves and its structure, so that it can be reduced over replicas.
     pub(super) fn contributions<V: Reducible>(
         &self,
         operation: &'static str,

@@ -99,8 +99,9 @@ impl Strategy {
         Ok(results)
     }
 
-    /// Calls `update` once per device of `devices`, which [`non_slot_devices`](Strategy::non_slot_devices) returned, in
-    /// update context. Use this for variables that are not slots of another variable, such as a step counter.
+    /// Calls `update` in update context, once for each of `devices`. These must be devices that
+    /// [`non_slot_devices`](Strategy::non_slot_devices) returned. Use this for variables that are not slots of another
+    /// variable, such as a step counter.
     ///
     /// ```
     /// use distribute::prelude::*;
@@ -163,9 +164,9 @@ impl Strategy {
         Mirrored::from_copies(results).ok_or_else(|| Error::invalid(operation, "there are no copies"))
     }
 
-    /// Returns the devices for variables that are not slots of another variable: normally all devices of the
-    /// strategy's variables. If each variable has only a single copy, these are the devices of the variable
-    /// whose name sorts first.
+    /// Returns the devices for variables that are not slots of another variable: normally all devices of the strategy's
+    /// variables. If each variable has only a single copy, these are the devices of the given variable whose name sorts
+    /// first.
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`]: a variable belongs to a different strategy, or the list is empty

@@ -23,7 +23,7 @@ struct Awaited<'s> {
 }
 
 impl Report<'_> {
-    /// Sends the report. Call it often enough in work that may take longer than the timeout.
+    /// Sends the report. In work that may take longer than the timeout, call this more often than once per timeout.
     ///
     /// # Errors
     /// Returns the error of the call if another worker disconnects or does not make the call in time.

@@ -37,7 +37,7 @@ pub(super) fn check(extended: &dyn StrategyExtended) -> Result<()> {
     extended.cross_device_ops().map_or(Ok(()), |ops| ops.check(extended.worker_devices()))
 }
 
-/// The values that the methods of a [`StrategyExtended`] return.
+/// Values that methods of a [`StrategyExtended`] return and that must not contradict each other.
 #[derive(Clone, Debug)]
 struct Declared<'a> {
     devices: &'a [DeviceName],

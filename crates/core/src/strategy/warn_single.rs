@@ -8,7 +8,7 @@ use distribute_cluster::resolver::{
 use distribute_log::warn_or_stderr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Set once the warning has been logged or is no longer needed.
+/// Whether [`warn()`] has been called in this process, or its warning is not needed.
 static SUPPRESSED: AtomicBool = AtomicBool::new(false);
 
 /// Logs a warning if this process was started as one of several, although a strategy of kind `kind` trains in it alone.

@@ -73,8 +73,9 @@ impl Variable {
 
     /// Returns the copy that this code writes: the copy of its replica, or the copy that is being updated.
     ///
-    /// In an update, an ON_WRITE variable must have exactly one copy on each device that is being updated. Otherwise
-    /// the copies would drift apart, or a copy would be written more than once.
+    /// In an update, a variable that is not ON_READ must have exactly one copy on each device that is being updated.
+    /// Otherwise the copies would drift apart, or a copy would be written more than once. An exception is a variable
+    /// with a single copy, if a single copy is updated.
     pub(super) fn own_copy(&self, operation: &'static str, site: &AccessSite) -> Result<&Storage> {
         let (copies, devices) = (self.0.copies.len(), site.devices.len());
         let same = self.0.copies.iter().map(|copy| &copy.device).eq(&site.devices);

@@ -119,8 +119,8 @@ impl Variable {
         Ok(SavedRows { ids, values })
     }
 
-    /// Adds the slots of all rows to a checkpoint, under the names that `name` returns. The ids are saved with the
-    /// values named `values_name`.
+    /// Adds the slots of all rows to a checkpoint, under the names that `name` returns. Also adds the ids, under the
+    /// name that belongs to values named `values_name`.
     #[doc(hidden)]
     pub fn save_slots_of_ids(
         &self,

@@ -18,7 +18,7 @@ impl LiveTensors for LiveVar {
     }
 }
 
-/// A variable that is being held. `storage` is the guard of its storage, whose type candle does not export.
+/// A variable that is being held. `storage` is the guard of its storage; candle does not export the type of this guard.
 struct HeldVar<'a, G> {
     storage: G,
     layout: &'a Layout,

@@ -10,10 +10,10 @@ use distribute_tensor::{DType, HostTensor};
 pub enum BagMode {
     /// The sum of the rows.
     Sum,
-    /// The sum, divided by the number of rows.
+    /// The sum, divided by the number of rows or, if the rows are weighted, by the sum of the weights.
     Mean,
-    /// The sum, divided by the square root of the number of rows. The variance of the result is then
-    /// independent of the number of rows.
+    /// The sum, divided by the square root of the number of rows or, if the rows are weighted, of the sum of the
+    /// squared weights. The variance of the result is then independent of the number of rows.
     #[doc(alias = "sqrtn")]
     SqrtN,
 }
@@ -184,7 +184,7 @@ fn require_weights(operation: &'static str, bags: &Bags) -> Result<()> {
     Err(Error::invalid(operation, reason))
 }
 
-/// Returns the rows of `ids`, in order, each scaled down to the maximum norm.
+/// Returns the rows of `ids`, in order. Rows whose norm exceeds [`Lookup::max_norm`] are scaled down to it.
 fn rows_of(operation: &'static str, variable: &Variable, ids: &[i64], lookup: Lookup) -> Result<HostTensor> {
     // SV-7
     let dealt = variable

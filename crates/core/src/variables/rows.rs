@@ -144,7 +144,7 @@ impl RowSource {
         RowRead::together(operation, reads.collect::<Result<_>>()?)
     }
 
-    /// Returns the read of the rows with the given ids. Returns `None` if the complete table is in memory.
+    /// Prepares a read of the rows with the given ids. Returns `None` if the complete table is in memory.
     fn row_read(&self, operation: &'static str, ids: &[usize]) -> Result<Option<RowRead<'_>>> {
         let Some((remote, ids)) = self.remote_ids(ids) else { return Ok(None) };
         // Outside runs, the age of a cached row is unknown.
@@ -162,7 +162,8 @@ impl RowSource {
         }
     }
 
-    /// Returns the table with its ids of the given rows. Returns `None` if the complete table is in memory.
+    /// Returns the variable on the servers, and its ids for the given row numbers. Returns `None` if the complete table
+    /// is in memory.
     fn remote_ids(&self, rows: &[usize]) -> Option<(&Arc<RemoteVariable>, Vec<i64>)> {
         let remote = self.0.remote()?;
         let is_dynamic = remote.ids().is_some();

@@ -123,7 +123,7 @@ impl Variable {
         self.0.synchronization
     }
 
-    /// Returns the way in which the values that replicas write are combined.
+    /// Returns the way in which values that replicas write, or the copies of an ON_READ variable, are combined.
     pub fn aggregation(&self) -> VariableAggregation {
         self.0.aggregation
     }
@@ -159,8 +159,9 @@ impl Variable {
         self.0.copies.iter().map(|copy| super::read::typed(copy.read()?)).collect()
     }
 
-    /// Returns `true` if all copies are bit-identical. This is always the case for ON_WRITE variables; for
-    /// others it depends on the program.
+    /// Returns `true` if all copies in this process are bit-identical. This is the case for ON_WRITE variables, unless
+    /// a closure of [`update`](Strategy::update) writes a different value to each copy; for others it depends on the
+    /// program.
     ///
     /// # Errors
     /// Returns the errors of reading the copies.

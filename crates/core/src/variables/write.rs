@@ -261,7 +261,7 @@ impl Variable {
         context.merge(call.clone(), operation, value, |_, values| write(values))
     }
 
-    /// Combines the values that all replicas write into a single value.
+    /// Combines the values that the replicas write, and returns the resulting value.
     fn combine_values(
         &self,
         operation: &'static str,
@@ -342,8 +342,8 @@ impl Variable {
         lock(&self.0.all_copies)
     }
 
-    /// Splits a value into one part for each local copy. The sum of all workers' parts is the value, exactly so for
-    /// integers.
+    /// Splits a value into one part for each local copy. For integers, the sum of the parts of all workers is exactly
+    /// the value; for other dtypes it may differ by rounding.
     pub(super) fn split(&self, value: &HostTensor) -> Result<Vec<HostTensor>> {
         let (local, all) = self.copy_numbers();
         local.map(|copy| Ok(value.share(copy, all)?)).collect()

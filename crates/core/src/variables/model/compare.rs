@@ -43,7 +43,8 @@ impl Variables {
         }
     }
 
-    /// Returns the seed, and a checksum of each variable's value, by name.
+    /// Returns the seed and, for each variable, a checksum of its value or, if it is on servers, a description of its
+    /// tables.
     fn checksums(&self) -> Result<Settings> {
         let mut all = vec![("seed".to_owned(), self.seed().to_string())];
         for (name, kind) in self.kinds() {
@@ -60,7 +61,8 @@ impl Variables {
         Ok(all)
     }
 
-    /// Describes the tables of a variable that is on servers, whose values no worker has; `None` for other variables.
+    /// Describes the tables of a variable on servers, because no worker has its values. Returns `None` for other
+    /// variables.
     fn tables(&self, name: &str) -> Result<Option<String>> {
         let variable = self.variable(name)?;
         let Some(remote) = variable.remote() else { return Ok(None) };

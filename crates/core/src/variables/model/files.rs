@@ -32,6 +32,9 @@ impl Variables {
     /// - [`Error::Io`]: the file cannot be written. The error contains the path.
     /// - [`Error::WrongContext`]: called inside `run` but outside `merge_call`.
     /// - [`Error::NotSupported`]: a variable is a dynamic embedding.
+    /// - [`Error::Failed`] of the kind `Usage`: the workers have trained alone since the last [outer
+    ///   step](crate::strategy::LocalSteps).
+    /// - [`Error::Server`]: a parameter server failed.
     /// - [`Error::Worker`], [`Error::Collective`]: with several workers, one of them fails or does not make the call.
     #[track_caller]
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
@@ -117,7 +120,7 @@ impl Variables {
     /// Nothing has been changed if an error is returned, unless a device or a parameter server failed.
     /// - [`Error::Candle`]: the file cannot be read. The error contains the path.
     /// - [`Error::InvalidArgument`]: the file has a different format, a variable is missing or has a different shape or
-    ///   dtype in it, or the workers' files differ.
+    ///   dtype in it, a variable is a dynamic embedding, or the workers' files differ.
     /// - [`Error::WrongContext`]: called inside `run` but outside `merge_call`.
     /// - [`Error::Worker`], [`Error::Collective`]: with several workers, one of them fails or does not make the call.
     #[track_caller]
@@ -180,8 +183,8 @@ impl Variables {
     }
 
     /// Sets the variables that `select` selects from one or more safetensors files. Large models are often published in
-    /// several files. The report lists the variables that were set, the variables that were not set with the reason,
-    /// and the tensors in the files that were not used.
+    /// several files. The report lists the variables that were set, the variables that were not set, each with the
+    /// reason, and the tensors in the files that were not used.
     ///
     /// Use this for pretrained weights, which often have different names, and for models with a new head; see
     /// docs/train/from-candle.md.
