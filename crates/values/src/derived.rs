@@ -1,5 +1,5 @@
-//! Functions for the code that `#[derive(Nest)]` generates, which treats a struct of tensors as a value that is equal
-//! on all replicas.
+//! Functions for the code that `#[derive(Nest)]` generates. They treat a struct of tensors as a value that is equal on
+//! all replicas.
 
 pub use super::Parts;
 use distribute_base::Result;
