@@ -7,12 +7,12 @@
 use distribute_base::{ContextKind, VariableAggregation as Aggregation};
 use distribute_tensor::{ReduceOp, Write};
 
-/// The kind of a variable. The strategy derives it from the requested synchronization.
+/// The kind of a variable. It depends on the strategy, the devices of the variable, and the requested synchronization.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VariableKind {
     /// A variable of a single replica, without restrictions.
     Ordinary,
-    /// A variable whose copies are always equal, or that has one copy for all replicas.
+    /// A variable whose copies must be equal, or that has one copy for all replicas.
     OnWrite,
     /// A variable with one copy per replica. Each replica writes only its own copy.
     OnRead,
@@ -111,8 +111,7 @@ const REPLICA_WRITE: &str = "it has no aggregation for the replicas' values: cre
 const SCATTER_ON_READ: &str = "rows can only be written to ON_WRITE variables: assign the complete value";
 
 // SC-3
-/// Returns an error if the combined rows of several replicas would depend on the order of the replicas. This applies to
-/// minimum, maximum and replacement.
+/// Returns an error for minimum, maximum and replacement of rows if the aggregation is SUM or MEAN, as in TensorFlow.
 fn ordered(how: Write, combine: Option<Combine>) -> Result<(), &'static str> {
     match (how, combine) {
         (Write::Min | Write::Max | Write::Assign, Some(Combine::Reduce(_))) => Err(

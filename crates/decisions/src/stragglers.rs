@@ -105,7 +105,8 @@ pub struct Stragglers {
 #[derive(Clone, Debug, Default)]
 struct Sums {
     times: WorkerTimes,
-    /// The time for which this worker waited for each worker, in seconds, in the order of ranks.
+    /// The sum of this worker's waits for each worker, in seconds, by rank. Only the longest wait of each step is
+    /// added, and older steps count less.
     awaited: Vec<f64>,
 }
 
@@ -156,7 +157,8 @@ impl Stragglers {
         self.workers.iter().map(of).collect()
     }
 
-    /// Returns the worker that makes the others wait; `None` if there is none, or if too few steps have been added.
+    /// Returns the worker that makes the others wait; `None` if there is none, or if the steps that were added are too
+    /// few or took too little time.
     pub fn straggler(&self) -> Option<Straggler> {
         if self.steps < MIN_STEPS || self.seconds < MIN_SECONDS || self.workers.len() < 2 {
             return None;
