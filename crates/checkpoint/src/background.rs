@@ -17,15 +17,16 @@ use std::thread;
 use std::time::Duration;
 use tracing::dispatcher;
 
-/// The time without progress after which threads stop waiting for a save. Progress is 8 MiB written, or a sync of at
-/// most 512 MiB.
+/// The time without progress after which threads stop waiting for a save. Progress is a tensor copied, 8 MiB written,
+/// or a sync of at most 512 MiB.
 pub(crate) const STALLED: Duration = Duration::from_secs(300);
 
 /// A save that a thread makes in the background, while the program continues. See
 /// [`CheckpointManager::save_async`](crate::CheckpointManager::save_async).
 ///
-/// Dropping the handle changes nothing: the save continues, and the manager's next save returns its error. The last
-/// handle or clone of the manager that is dropped waits for the save.
+/// Dropping the handle does not stop the save. If the save fails and [`wait`](Self::wait) has not returned the error,
+/// the manager's next save returns it. When the last of the manager, its clones and its handles is dropped, the drop
+/// waits for the save.
 #[derive(Clone, Debug)]
 pub struct SaveHandle {
     save: Arc<Save>,
@@ -48,12 +49,12 @@ impl SaveHandle {
         self.save.is_finished()
     }
 
-    /// Waits until the save has succeeded, for at most `timeout`, and returns the path of the checkpoint. It may be
-    /// called repeatedly.
+    /// Waits until the save has succeeded, for at most `timeout`, and returns the path of the checkpoint. This method
+    /// may be called repeatedly.
     ///
     /// # Errors
-    /// - [`Error::Background`]: the save failed. The previous checkpoint remains the latest, unless the only failure
-    ///   was that an old checkpoint could not be removed.
+    /// - [`Error::Background`]: the save failed. The previous checkpoint remains the latest, unless the failure came
+    ///   after the new one was complete, for example because an old one could not be removed.
     /// - [`Error::Unfinished`]: the save is still under way after `timeout`, or has made no progress for five minutes.
     ///   It continues.
     pub fn wait(&self, timeout: Duration) -> Result<PathBuf> {

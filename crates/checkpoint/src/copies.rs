@@ -7,7 +7,8 @@ impl Writer {
     /// Replaces all [live](Writer::insert_live) tensors by copies, so that the program may change them before it saves.
     ///
     /// # Errors
-    /// - [`Error::Source`]: a live tensor is being changed by another thread, or cannot be copied.
+    /// - [`Error::Source`]: a live tensor cannot be held, for example because another thread is changing it, or cannot
+    ///   be copied.
     pub fn copy_now(&mut self) -> Result<()> {
         self.copy_live(|| Ok(()), || ())
     }

@@ -29,7 +29,7 @@ pub enum Error {
     NoCheckpoint {
         /// The path that was opened.
         path: PathBuf,
-        /// A description of what is at the path instead, and of the path to use.
+        /// A description of what is at the path instead and, if there is one, of the path to use.
         reason: String,
     },
     /// The destination of a save already exists. Nothing has changed.
@@ -58,8 +58,8 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
-    /// A save in the background failed. The previous checkpoint remains the latest, unless the only failure was that
-    /// an old checkpoint could not be removed.
+    /// A save in the background failed. The previous checkpoint remains the latest, unless the failure came after the
+    /// new one was complete, for example because an old one could not be removed.
     #[error("the save of {} in the background failed: {source}", path.display())]
     Background {
         /// The path at which the checkpoint was to be saved.
@@ -84,10 +84,10 @@ pub enum Error {
         #[source]
         source: Arc<Error>,
     },
-    /// A save in the background is still under way after the time that a call may wait for it. It continues.
+    /// A save, usually in the background, is still under way after the time that a call may wait for it.
     #[error("{} is still being saved after {after:?}; wait longer, or check the disk", path.display())]
     Unfinished {
-        /// The path of the checkpoint.
+        /// The path of the checkpoint; the manager's folder if the call waited for its turn to begin a save.
         path: PathBuf,
         /// The time after which the wait ended: the timeout of the call, or five minutes without progress.
         after: Duration,
@@ -151,8 +151,8 @@ pub enum Error {
         /// The number of rows of the tensor; 0 for a scalar.
         rows: usize,
     },
-    /// A tensor cannot be added or saved, because its name is already used, or because its slices are inconsistent or
-    /// incomplete. Nothing has changed.
+    /// A tensor cannot be added or saved, because its name is already used, its slices are inconsistent or incomplete,
+    /// or the function does not support its dtype or shape. Nothing has changed.
     #[error("{operation} {name:?}: {reason}")]
     Entry {
         /// The function that was called.
@@ -178,7 +178,7 @@ pub enum Error {
         /// The error of the function.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// An argument is out of range.
+    /// An argument is invalid, or a function that reports the progress of a save has called the manager.
     #[error("{operation}: {reason}")]
     InvalidArgument {
         /// The function that was called.

@@ -32,6 +32,7 @@ impl Writer {
     /// # Errors
     /// - [`Error::Entry`]: a tensor has missing rows.
     /// - [`Error::Index`]: metadata is nested too deeply.
+    /// - [`Error::Source`]: rows of a tensor cannot be read or copied.
     /// - [`Error::InvalidArgument`]: the names and shapes of the tensors take more than 100 MB.
     pub fn image(&self) -> Result<Vec<u8>> {
         let path = Path::new("memory");

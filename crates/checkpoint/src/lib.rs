@@ -51,9 +51,9 @@
 //!
 //! # The format, version 1
 //!
-//! A checkpoint is a folder with `index.json` and safetensors files, `shard-00001-of-00003.safetensors` and so
-//! on. Each of them is an ordinary safetensors file that Python's `safetensors` can read. If a tensor is
-//! completely in one file, its key is its name. The index contains:
+//! A checkpoint is a folder with `index.json` and safetensors files, `shard-00001-of-00003.safetensors` and so on. Each
+//! of them is an ordinary safetensors file that Python's `safetensors` can read. A tensor that is saved as one slice
+//! has its name as its key, unless another key of the file is equal to it. The index contains:
 //!
 //! - for each file, its name, its length and the CRC-32 of each of its 1 MiB blocks (the last block may be
 //!   shorter), so any range can be verified without reading the rest of the file;

@@ -22,8 +22,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 ///
 /// Only one process may save at a time: among several workers, the chief. Any number of processes may read.
 ///
-/// Other entries in the folder are ignored, even if their names resemble those of checkpoints: files, or folders
-/// with a number that the manager would not use. The manager logs one warning for each such entry.
+/// Other entries in the folder are ignored. If the name of an entry resembles that of a checkpoint, the manager logs
+/// one warning: for a file, or for a folder with a number that the manager would not use.
 ///
 /// ```
 /// use distribute_checkpoint::{CheckpointManager, Writer};
@@ -111,7 +111,8 @@ impl CheckpointManager {
         self.save_with(writer, shards, &mut || Ok(()))
     }
 
-    /// Acts like [`save`](Self::save), and calls `progress` repeatedly while files are written.
+    /// Acts like [`save`](Self::save), and calls `progress` repeatedly while it waits for an earlier save and while
+    /// files are written.
     ///
     /// # Errors
     /// Returns the errors of [`save`](Self::save) and of [`Writer::save_with`].
@@ -163,11 +164,13 @@ impl CheckpointManager {
     /// - [`Error::Busy`]: another process, or a thread with another manager, is saving to this folder.
     /// - [`Error::Io`]: the file `.lock` in the folder cannot be locked, the folder cannot be read, or the thread
     ///   cannot be started.
-    /// - [`Error::InvalidArgument`]: the latest checkpoint has the highest number that is possible, or `shards` is 0.
+    /// - [`Error::InvalidArgument`]: the latest checkpoint has the highest number that is possible, `shards` is 0, or a
+    ///   save of this manager has called the function that makes this call.
     /// - [`Error::InvalidArgument`]: rows of a tensor are [read during the save](Writer::insert_read), for which the
     ///   program must wait.
     /// - [`Error::Entry`]: some rows of a tensor were not added.
-    /// - [`Error::Source`]: a live tensor is being changed by another thread, so that it cannot be held.
+    /// - [`Error::Source`]: a live tensor cannot be held, for example because another thread is changing it.
+    /// - [`Error::Panicked`]: the code that holds a live tensor panicked.
     /// - [`Error::Earlier`]: the save has begun, but the last save in the background failed.
     /// - [`Error::Unfinished`]: the save before has made no progress for five minutes.
     ///
@@ -213,6 +216,7 @@ impl CheckpointManager {
     /// # Errors
     /// - [`Error::Interrupted`]: `progress` returned an error. The saves continue.
     /// - [`Error::Unfinished`]: a save has made no progress for five minutes.
+    /// - [`Error::InvalidArgument`]: a save of this manager has called the function that makes this call.
     pub fn finish_with(&self, progress: &mut Progress<'_>) -> Result<()> {
         self.saves.finish("finish_with", progress)
     }
@@ -254,13 +258,15 @@ impl CheckpointManager {
 
     /// Opens and returns the latest undamaged checkpoint; `None` if there is no checkpoint yet.
     ///
-    /// Reads the complete checkpoint to verify it, unless it is the only one. If the latest checkpoint is damaged and
-    /// an older one is not, this logs a warning. Damaged checkpoints are not changed.
+    /// First waits for saves of this manager and its clones. Reads the complete checkpoint to verify it, unless it is
+    /// the only one. If the latest checkpoint is damaged and an older one is not, this logs a warning. Damaged
+    /// checkpoints are not changed.
     ///
     /// # Errors
     /// - The errors of [`Reader::open`] and [`Reader::verify`] for the latest checkpoint, if all are damaged.
     /// - [`Error::Version`]: the latest checkpoint was written by another version of this crate.
     /// - [`Error::Io`]: the folder cannot be read, or the latest checkpoint cannot be read although its files exist.
+    /// - The errors of [`finish_with`](Self::finish_with).
     pub fn latest_undamaged(&self) -> Result<Option<Reader>> {
         self.latest_undamaged_with(&mut || Ok(()))
     }

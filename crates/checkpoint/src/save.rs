@@ -52,6 +52,7 @@ impl Writer {
     /// - [`Error::InvalidArgument`]: `shards` is 0, `path` does not end in a name, or the header of a file would be too
     ///   large.
     /// - [`Error::Index`]: metadata is nested too deeply to be read again.
+    /// - [`Error::Source`]: rows of a tensor cannot be read or copied.
     /// - [`Error::Io`]: an operation on a file or folder failed. The error contains its path.
     pub fn save(&self, path: impl AsRef<Path>, shards: usize) -> Result<()> {
         self.save_with(path, shards, &mut || Ok(()))

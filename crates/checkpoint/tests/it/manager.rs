@@ -107,7 +107,7 @@ fn foreign_files_are_skipped_with_one_warning() {
     assert!(told.iter().any(|text| text.contains(".ckpt-000001.distribute-0.part")), "{told:?}");
 }
 
-/// An environment variable for a process without a subscriber: the folder to save in.
+/// The environment variable that contains the folder to save in, for a process without a subscriber.
 const UNHEARD: &str = "DISTRIBUTE_TEST_UNHEARD";
 
 #[test]

@@ -1,4 +1,5 @@
-//! Checks that saved values are restored, with any partition. Test names contain the numbers of the rules.
+//! Checks that saved values are restored, with any partition. A test name such as `ckpt_4_…` contains the name of the
+//! rule that it tests.
 
 use crate::tensors::of;
 use distribute_checkpoint::{CheckpointManager, Error, Reader, Writer};
