@@ -4,7 +4,8 @@
 //!   folders.
 //! - The leftovers of a killed process are removed by the next process that writes to the same path. Files that are
 //!   still being written, and files that this project did not create, remain.
-//! - Opening a file never blocks, as it would for a named pipe, and writing never follows a link to another file.
+//! - On Unix, opening a file never blocks, even if it is a named pipe, and writing never follows a link to another
+//!   file.
 //!
 //! | module | contents |
 //! |---|---|

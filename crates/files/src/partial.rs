@@ -1,7 +1,7 @@
 //! [`Partial`]: incomplete files and folders, and their names.
 //!
-//! A partial file or folder is locked while its writer runs. The system releases the lock when the process exits in any
-//! way. If a partial can be locked, it was therefore left behind.
+//! A partial file or folder is locked while its writer runs, if the file system supports locks. The system releases the
+//! lock when the process exits in any way. If a partial can be locked, it was therefore left behind.
 
 use crate::regular::{kind, open_any};
 use distribute_log::warn_or_stderr;
@@ -26,7 +26,7 @@ pub struct Partial {
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     File,
-    /// A file that is accessible only to its owner.
+    /// A file that, on Unix, is accessible only to its owner.
     Private,
     Folder,
 }
@@ -47,7 +47,7 @@ impl Partial {
         Self::new(path, Kind::File)
     }
 
-    /// Creates an empty file like [`file`](Self::file), which is accessible only to its owner.
+    /// Creates an empty file like [`file`](Self::file). On Unix, it is accessible only to its owner.
     ///
     /// # Errors
     /// Returns the errors of [`file`](Self::file).

@@ -27,29 +27,30 @@ pub fn open_checked(path: &Path, fits: impl Fn(FileType) -> io::Result<()>) -> i
     Ok(file)
 }
 
-/// Opens a lock file. Never follows a link, because locking its target would lock another file, and never blocks. If
-/// the file doesn't exist, it is created; on Unix, it is accessible only to its owner. Existing contents are kept.
+/// Opens a lock file. Never blocks. On Unix, a link is not followed, because locking its target would lock another
+/// file. If the file doesn't exist, it is created; on Unix, it is accessible only to its owner. Existing contents are
+/// kept.
 ///
 /// # Errors
-/// - [`InvalidInput`](io::ErrorKind::InvalidInput): the path is a link, or refers to something other than a file, such
-///   as a named pipe.
+/// - [`InvalidInput`](io::ErrorKind::InvalidInput): on Unix, the path is a link; or it refers to something other than a
+///   file, such as a named pipe.
 /// - Any error of the operating system.
 pub fn open_lock(path: impl AsRef<Path>) -> io::Result<File> {
     own(path.as_ref(), private().read(true).write(true).truncate(false))
 }
 
-/// Opens a file for appending. Never follows a link, and never blocks. If the file doesn't exist, it is created; on
-/// Unix, it is accessible only to its owner.
+/// Opens a file for appending. Never blocks. On Unix, a link is not followed. If the file doesn't exist, it is created;
+/// on Unix, it is accessible only to its owner.
 ///
 /// # Errors
-/// - [`InvalidInput`](io::ErrorKind::InvalidInput): the path is a link, or refers to something other than a file, such
-///   as a named pipe.
+/// - [`InvalidInput`](io::ErrorKind::InvalidInput): on Unix, the path is a link; or it refers to something other than a
+///   file, such as a named pipe.
 /// - Any error of the operating system.
 pub fn open_append(path: impl AsRef<Path>) -> io::Result<File> {
     own(path.as_ref(), private().append(true))
 }
 
-/// Opens an existing file for reading or, if `writes` is `true`, for reading and writing. A link is rejected.
+/// Opens an existing file for reading or, if `writes` is `true`, for reading and writing. On Unix, a link is rejected.
 ///
 /// # Errors
 /// Returns the errors of [`open_append`], and [`NotFound`](io::ErrorKind::NotFound) if the file doesn't exist.
@@ -91,7 +92,7 @@ pub fn create_private_folder(path: impl AsRef<Path>) -> io::Result<()> {
     builder.create(path)
 }
 
-/// Opens a file or a folder to lock it. Links are not followed.
+/// Opens a file or a folder to lock it. On Unix, links are not followed.
 pub(crate) fn open_any(path: &Path) -> io::Result<File> {
     options(true).read(true).open(path)
 }

@@ -11,8 +11,8 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 /// A new file that has a temporary name in the same folder until it is finished. If it is dropped before that, it is
-/// removed. An incomplete file is therefore never read, and an existing file at the path does not change until then. A
-/// link at the path is replaced, not followed.
+/// removed. An incomplete file is therefore never read, except after [`into_growing`](Self::into_growing), and an
+/// existing file at the path does not change until then. A link at the path is replaced, not followed.
 ///
 /// The leftovers of a killed process are removed by the next process that writes to the same path.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ impl WholeFile {
         Ok(Self { path: path.to_path_buf(), partial: Partial::file(path)? })
     }
 
-    /// Creates a file like [`create`](Self::create), which is accessible only to its owner.
+    /// Creates a file like [`create`](Self::create). On Unix, it is accessible only to its owner.
     ///
     /// # Errors
     /// Returns the errors of [`create`](Self::create).
