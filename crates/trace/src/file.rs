@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
 
-/// The number of bytes that are buffered before they are written to disk.
+/// The number of bytes that are buffered before they are written to the file.
 const BUFFER: usize = 64 << 10;
 
 /// A file that grows event by event.

@@ -204,7 +204,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Slices {
     }
 }
 
-/// Returns `true` if a span is from one of this project's crates.
+/// Returns `true` if a span is from one of this project's crates that emit spans.
 fn is_ours(metadata: &Metadata<'_>) -> bool {
     let krate = metadata.target().split(':').next().unwrap_or_default();
     matches!(

@@ -99,8 +99,8 @@ pub fn to_file(path: impl AsRef<Path>) -> Result<TraceFile> {
     }
 }
 
-/// Returns the layer that [`to_file`] needs in programs with their own `tracing` subscriber. Other programs do
-/// not need it.
+/// Returns the layer that [`to_file`] and the monitor need in programs with their own `tracing` subscriber. Other
+/// programs do not need it.
 ///
 /// While no trace is being written and no monitor is running, this layer is disabled.
 pub fn layer<S: Subscriber + for<'a> LookupSpan<'a>>() -> impl Layer<S> {
