@@ -90,13 +90,14 @@ impl Auc {
     ///
     /// # Errors
     /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): called inside `run`.
+    /// - The errors of [`Variable::read`]. With several workers, all must make this call.
     pub fn result(&self) -> Result<f64> {
         let counts = self.counts.total("Auc::result")?;
         let (negative, positive) = counts.split_at(self.thresholds.len());
         Ok(area(negative, positive))
     }
 
-    /// Resets the counts on all replicas.
+    /// Resets the counts of this worker's replicas. With several workers, all must make this call.
     ///
     /// # Errors
     /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): called inside `run`.

@@ -74,12 +74,13 @@ impl ConfusionMatrix {
     ///
     /// # Errors
     /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): called inside `run`.
+    /// - The errors of [`Variable::read`]. With several workers, all must make this call.
     pub fn result(&self) -> Result<Tensor> {
         let counts = self.counts.total("ConfusionMatrix::result")?.into_iter().map(|count| count as i64);
         Ok(Tensor::from_vec(counts.collect(), (self.classes, self.classes), &Device::Cpu)?)
     }
 
-    /// Resets the counts on all replicas.
+    /// Resets the counts of this worker's replicas. With several workers, all must make this call.
     ///
     /// # Errors
     /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): called inside `run`.

@@ -77,12 +77,13 @@ impl Mean {
     ///
     /// # Errors
     /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): called inside `run`.
+    /// - The errors of [`Variable::read`]. With several workers, all must make this call.
     pub fn result(&self) -> Result<f64> {
         let counts = self.counts.total("Mean::result")?;
         Ok(if counts[1] == 0. { 0. } else { counts[0] / counts[1] })
     }
 
-    /// Resets the mean on all replicas.
+    /// Resets the mean of this worker's replicas. With several workers, all must make this call.
     ///
     /// # Errors
     /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): called inside `run`.

@@ -3,11 +3,11 @@
 //!
 //! A metric is an ON_READ variable with aggregation SUM: each replica adds to its own copy, and
 //! [`result`](Mean::result) sums the copies. Updating a metric therefore costs only local arithmetic, and a replica may
-//! update it any number of times in a step. N replicas produce the same result as one. Counts are of dtype f64, which
-//! is exact up to 2^53.
+//! update it any number of times in a step. N replicas produce the same result as one, except for rounding in sums of
+//! fractions. Counts are of dtype f64, which is exact up to 2^53.
 //!
-//! Call `update` in `run`, and call `result` and `reset` outside it. An `update` with an empty per-replica batch
-//! changes nothing.
+//! Call `update` in `run`, and call `result` and `reset` outside it, on all workers. An `update` with an empty
+//! per-replica batch changes nothing.
 //!
 //! ```
 //! # use distribute::prelude::*;

@@ -63,12 +63,13 @@ impl Recall {
     ///
     /// # Errors
     /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): the call is inside `run`.
+    /// - The errors of [`Variable::read`]. With several workers, all must make this call.
     pub fn result(&self) -> Result<f64> {
         let [true_positives, _, false_negatives] = self.confusion.total("Recall::result")?;
         Ok(true_positives / (true_positives + false_negatives).max(1.))
     }
 
-    /// Resets the counts on all replicas.
+    /// Resets the counts of this worker's replicas. With several workers, all must make this call.
     ///
     /// # Errors
     /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): the call is inside `run`.

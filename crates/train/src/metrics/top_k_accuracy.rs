@@ -83,12 +83,13 @@ impl TopKAccuracy {
     ///
     /// # Errors
     /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): the call is inside `run`.
+    /// - The errors of [`Variable::read`]. With several workers, all must make this call.
     pub fn result(&self) -> Result<f64> {
         let counts = self.counts.total("TopKAccuracy::result")?;
         Ok(counts[0] / counts[1].max(1.))
     }
 
-    /// Resets the counts on all replicas.
+    /// Resets the counts of this worker's replicas. With several workers, all must make this call.
     ///
     /// # Errors
     /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): the call is inside `run`.

@@ -69,7 +69,7 @@ fn waits_in(what: &str) -> bool {
     matches!(what, "waiting" | "input" | "servers")
 }
 
-/// Returns the first names, separated by commas, and the number of the omitted ones.
+/// Returns up to four of the names, separated by commas, and the number of those that are omitted.
 fn list(names: impl ExactSizeIterator<Item = String>) -> String {
     const LISTED: usize = 4;
     let more = names.len().saturating_sub(LISTED);

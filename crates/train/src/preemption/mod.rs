@@ -1,7 +1,7 @@
 //! Graceful shutdown on preemption: all workers save a checkpoint after the same step, within the grace period.
 //!
-//! `distribute-core` stores the notice itself and decides which workers exit after it. The module `sigterm` triggers
-//! the notice on SIGTERM.
+//! `distribute-core` stores the notice itself, and `distribute-decisions` decides which workers exit after it. The
+//! module `sigterm` triggers the notice on SIGTERM.
 
 mod sigterm;
 
@@ -70,9 +70,9 @@ const GRACE: Duration = Duration::from_secs(30);
 /// # Failures
 ///
 /// If a worker fails before all workers have received the notice, the step fails on the others as usual, and they
-/// resume from the previous checkpoint. The same happens if a worker is killed while the chief writes the checkpoint.
-/// The others then wait for the chief until the strategy's timeout. If a step takes longer than the grace period,
-/// SIGKILL interrupts it.
+/// resume from the previous checkpoint. If the chief is killed while it writes the checkpoint, they also resume from
+/// the previous one. If another worker is killed then, [`save`](Self::save) returns an error, but the chief usually
+/// completes the checkpoint. If a step takes longer than the grace period, SIGKILL interrupts it.
 #[doc(alias = "tf.distribute.experimental.PreemptionCheckpointHandler")]
 #[doc(alias = "PreemptionCheckpointHandler")]
 #[doc(alias = "tf.distribute.experimental.TerminationConfig")]

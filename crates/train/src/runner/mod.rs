@@ -1,7 +1,7 @@
 //! Complete training runs in a single call.
 //!
-//! [`run`] loops over epochs, validates, and saves backups from which a restarted program resumes. It works with
-//! every synchronous strategy.
+//! [`run`] loops over epochs, validates, and saves backups from which a restarted program resumes. It works with every
+//! synchronous strategy and, without backups, with independent workers.
 //!
 //! | item | contents |
 //! |---|---|
@@ -11,7 +11,7 @@
 //! | [`run`] | a training run, which returns its [`History`] |
 //! | [`evaluate`], [`predict`] | the loss of a model over a dataset, and its output for each example |
 //! | [`Evaluator`] | a separate task that evaluates each checkpoint while training continues |
-//! | [`parameter_server_strategy_from_env`] | parameter servers from `TF_CONFIG` |
+//! | [`parameter_server_strategy_from_env`] | parameter servers from the environment |
 //!
 //! | module | contents |
 //! |---|---|

@@ -93,7 +93,7 @@ impl Phase {
 ///   validations with averaged weights are enabled.
 /// - [`Error::Data`]: the global batch cannot be divided equally over the replicas.
 /// - [`Error::GracePeriod`]: see [`Preemption::save`].
-/// - The errors of the datasets, of `loss` and of the callbacks.
+/// - The errors of the datasets, of `loss`, of the callbacks, and of saving and restoring checkpoints.
 ///
 /// If a worker fails and [`Trainer::recover`] is not set, the others get the error of the step, which names the
 /// failed worker. To resume, call this again on all workers, with a backup.

@@ -172,8 +172,7 @@ impl<'a> Trainer<'a> {
         self
     }
 
-    /// Restores the best weights at the end of training: those that [`save_best`](Self::save_best) has saved, which
-    /// this requires.
+    /// Restores the best weights at the end of training. Requires [`save_best`](Self::save_best), which saves them.
     #[doc(alias = "restore_best_weights")]
     pub fn restore_best(mut self) -> Self {
         self.restores_best = true;

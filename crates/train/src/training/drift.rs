@@ -38,8 +38,9 @@ impl Healing {
     }
 
     /// Returns the drift that an error reports if it can be healed, and records its step. Healing must be enabled, some
-    /// worker must differ in no variable, and the step must be later than that of the last drift. All workers make the
-    /// same decision, because it does not depend on the number of updates, which may have drifted as well.
+    /// worker must differ in no variable, and the step must be later than that of the last drift that was healed. All
+    /// workers make the same decision, because it does not depend on the number of updates, which may have drifted as
+    /// well.
     pub fn accept(&mut self, error: &Error, world: World) -> Option<Healable> {
         let Some(Error::Drift { step, variables, workers, .. }) = error.drift() else { return None };
         let is_healable = self.is_enabled && (1..world.workers()).contains(&workers.len());

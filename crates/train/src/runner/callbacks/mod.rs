@@ -31,8 +31,9 @@ use std::ops::ControlFlow;
 /// Code that [`run`](super::run) calls at certain times. [`Trainer::callback`](super::Trainer::callback) adds it to a
 /// training run.
 ///
-/// All methods are called between steps, on all workers, with the same arguments. They must have the same effects on
-/// the weights and the learning rate of all workers. A callback that writes a file must do so only if
+/// All methods are called between steps, on all workers, with the same arguments. An exception is
+/// [`on_begin`](Self::on_begin) on a worker that joins later. They must have the same effects on the weights and the
+/// learning rate of all workers. A callback that writes a file must do so only if
 /// [`is_chief`](CallbackContext::is_chief) returns `true`.
 ///
 /// If training resumes from a backup, or after the loss of a worker, the work after the restored position is repeated,
@@ -134,8 +135,8 @@ impl CallbackContext<'_> {
         self.epochs
     }
 
-    /// Returns the number of steps in an epoch; `None` before the end of the first epoch if the trainer does not set
-    /// it.
+    /// Returns the number of steps in an epoch; `None` before the end of the first epoch if the trainer does not set it
+    /// and the dataset does not determine it.
     pub fn steps_per_epoch(&self) -> Option<usize> {
         self.steps_per_epoch
     }
