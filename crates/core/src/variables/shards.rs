@@ -129,7 +129,8 @@ impl Variable {
     /// an exception.
     ///
     /// # Errors
-    /// - [`Error::Params`]: an id is not the index of a row. The error contains the position of the id.
+    /// - [`Error::Params`]: an id is not the index of a row, and the variable [is not dynamic](Self::is_dynamic). The
+    ///   error contains the position of the id.
     /// - [`Error::InvalidArgument`]: the variable is a scalar.
     /// - [`Error::MixedStrategies`]: called in another strategy's context.
     /// - [`Error::Server`]: a parameter server failed.
