@@ -100,12 +100,13 @@ impl Save {
         Self { path, state: Mutex::default(), changed: Condvar::new() }
     }
 
-    /// Starts a thread that makes the save, and returns when it holds all live tensors. `write` makes the save after
-    /// the tensors have been copied. It receives a function to call whenever it makes progress.
+    /// Starts a thread that makes the save. Returns when the thread has locked all live tensors, so that nothing
+    /// changes them before they are copied. `write` makes the save after the tensors have been copied. It receives a
+    /// function to call whenever it makes progress.
     ///
     /// # Errors
     /// - [`Error::Io`]: the thread cannot be started.
-    /// - [`Error::Source`]: tensors cannot be held.
+    /// - [`Error::Source`]: tensors cannot be locked.
     /// - [`Error::Panicked`]: holding them panicked.
     /// - [`Error::Unfinished`]: another thread has been changing tensors for five minutes.
     pub(crate) fn start(

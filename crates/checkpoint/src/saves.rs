@@ -138,7 +138,8 @@ impl Turn {
         save.unreported_error().map(|source| Unreported { save, source })
     }
 
-    /// Starts a thread that makes a save, and returns when it holds all live tensors. Then the turn ends.
+    /// Starts a thread that makes a save. Returns when the thread has locked all live tensors, so that nothing changes
+    /// them before they are copied. Then the turn ends.
     ///
     /// # Errors
     /// Returns the errors of [`Save::start`].

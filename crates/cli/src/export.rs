@@ -50,7 +50,7 @@ pub struct Arguments {
 enum Ids {
     /// Rows are numbered by their ids.
     Own,
-    /// Rows are numbered as in the complete variable. The table is the part of this index.
+    /// Rows are numbered as in the complete variable. The table is the part with this index.
     Part(RowPartition, usize),
 }
 

@@ -84,7 +84,8 @@ pub struct Policy<'a> {
     pub tables: Option<TablePolicy>,
     /// The devices of this process's replicas.
     pub replicas: &'a [DeviceName],
-    /// The device of the weights, which the replicas share.
+    /// The first device on which the strategy stores variables. Weights, which the replicas share, are stored there if
+    /// it is a CPU, and otherwise on `cpu:0`.
     pub parameters: DeviceName,
 }
 

@@ -90,7 +90,7 @@ pub struct Worker {
     pub seconds: Option<f64>,
     /// The number of closures that the worker is running or has received.
     pub closures: Option<u64>,
-    /// The number of times that the worker has failed.
+    /// The number of times that the worker was disconnected, or did not finish a closure in time.
     pub losses: Option<u64>,
     /// The mean times of the worker in a step, if they are known.
     #[serde(default)]

@@ -109,7 +109,8 @@ pub fn nearest2d_gradient(x: &Tensor, up: &Tensor) -> Result<Tensor> {
 /// `up` of `y`.
 ///
 /// candle's graph does not store the scale passed to `upsample_bilinear2d_with_scale`. If `y` is the result for the
-/// ratio of the sizes, that ratio was the scale. Otherwise this returns an error. NaN elements are not compared.
+/// ratio of the sizes, that ratio is used; another scale goes unnoticed if it has the same result, as for a constant
+/// `x`. Otherwise this returns an error. NaN elements are not compared.
 pub fn bilinear2d_gradient(x: &Tensor, align_corners: bool, y: &Tensor, up: &Tensor) -> Result<Tensor> {
     let (_, _, height, width) = up.dims4()?;
     let by_size = x.detach().upsample_bilinear2d(height, width, align_corners)?;

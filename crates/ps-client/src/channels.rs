@@ -25,7 +25,8 @@ pub struct Channels {
     timeout: Duration,
     /// The running closure that makes the changes, if there is one.
     closure: Mutex<Option<ClosureSequence>>,
-    /// The servers to which this worker sends the changes of all workers; `None` if it sends only its own changes.
+    /// The division of changes among the workers, if all of them make the same changes; `None` if this process sends
+    /// all its changes itself.
     lock_step: Option<LockStep>,
 }
 

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 /// A program, which decides the next action of a worker.
 pub trait Acts {
-    /// Returns the next action after computing.
+    /// Performs the next action of the program, for example a call. The worker has finished computing.
     fn act(&mut self, working: &mut Working, context: &mut Context<'_>) -> Go;
 
     /// Handles the result of a call, and returns the next action.

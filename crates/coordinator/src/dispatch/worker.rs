@@ -9,7 +9,7 @@ pub(super) struct Worker {
     pub is_connected: bool,
     /// The assigned closures, of which the worker runs the first.
     pub assigned: VecDeque<ClosureId>,
-    /// The number of executions that had ended on all workers when the current closure began.
+    /// The sum over all workers of the executions that had ended when the current closure began.
     pub began_at: u64,
     /// The average duration of the worker's closures.
     pub pace: Pace,
@@ -47,7 +47,8 @@ impl Worker {
         }
     }
 
-    /// Assigns a closure to the worker. `ended` is the number of executions that have ended on all workers.
+    /// Assigns a closure to the worker. `ended` is the sum over all workers of the executions that have
+    /// ended.
     pub fn assign(&mut self, closure: ClosureId, ended: u64) {
         if self.assigned.is_empty() {
             self.began_at = ended;

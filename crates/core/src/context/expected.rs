@@ -241,7 +241,7 @@ impl ReplicaContext {
     }
 }
 
-/// An operation whose backward participates in an expected gradient and contributes zeros.
+/// An operation whose backward pass takes part in the collective of an expected gradient, and contributes zeros.
 struct Zeros {
     context: ReplicaContext,
     expected: Arc<Expected>,

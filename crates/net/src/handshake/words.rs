@@ -64,7 +64,8 @@ pub struct Hello {
 }
 
 impl Hello {
-    /// Returns the task that has connected. If it is a worker, `names` contains the names of the workers of its world.
+    /// Returns the task that has connected. For a call, this is the caller. Otherwise it is the worker of this rank, of
+    /// the workers in `names`.
     pub fn task(&self, names: &Names) -> Task {
         match &self.purpose {
             Purpose::Call { from, .. } => from.clone(),

@@ -12,7 +12,7 @@ const FIRST_WAIT: Duration = Duration::from_millis(10);
 /// previous world within milliseconds.
 const SHORT_WAIT: Duration = Duration::from_millis(5);
 
-/// The number of attempts after [`SHORT_WAIT`].
+/// The number of attempts that follow a wait of [`SHORT_WAIT`] each. Then waits double.
 const SHORT_WAITS: u32 = 10;
 
 /// The longest wait between two attempts.

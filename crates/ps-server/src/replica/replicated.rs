@@ -47,9 +47,9 @@ impl Replicated {
         Ok(replicas)
     }
 
-    /// Records that a task, running as process `run`, has requested its copy of a server, and returns `true`. `by` is
-    /// the task and the number of that server. If the task is not this server's follower, does nothing and returns
-    /// `false`.
+    /// Records that a task, running as process `run`, has requested its copy of this server, and returns `true`. `by`
+    /// is the task and the number of the server that it requests. If the task is not this server's follower, or the
+    /// number is that of another server, does nothing and returns `false`.
     pub fn asked(&self, by: (&Task, u64), run: u64) -> bool {
         self.sender.get().is_some_and(|sender| sender.asked(by, run))
     }

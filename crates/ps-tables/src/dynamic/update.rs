@@ -10,7 +10,7 @@ use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// The number of rows that a push has updated, created and evicted.
+/// The numbers of rows that a push has updated, created and evicted, and of ids that got no row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PushResult {
     /// The number of different rows that were updated.

@@ -33,8 +33,8 @@ fn rules() -> Vec<Arc<dyn Rule>> {
     ]
 }
 
-/// Generates a number of rows and their width: of a scalar, of rows of which many share a lock, or of rows larger than
-/// a range.
+/// Generates a number of rows and their width: a scalar, a small table, a table of which two rows share a range,
+/// and so a lock, or a table whose rows are larger than a range.
 fn sizes() -> impl Strategy<Value = (usize, usize)> {
     prop_oneof![
         Just((1, 1)),

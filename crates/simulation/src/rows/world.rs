@@ -106,7 +106,7 @@ pub struct World {
     servers: Vec<Server>,
     /// The connections, by worker and server.
     connections: Vec<Vec<Connection>>,
-    /// The arrival time of the last message from each worker to each other.
+    /// The arrival time of the last message between two workers, by sender and receiver.
     rounds: BTreeMap<(usize, usize), Duration>,
     /// The number of times that all workers have been started.
     job: u64,

@@ -30,8 +30,8 @@ enum Case {
     Clipped,
 }
 
-/// Each case with the steps in which gradients are sent late. In the first step workers learn the layout, and after a
-/// step of a different kind they learn it again.
+/// Each case, with the numbers of the steps (from 1) in which gradients are sent late. Step 1 is late because workers
+/// learn the layout in it. A later step is late if its gradients cannot be sent early; then workers learn it again.
 const CASES: [(Case, &[u64]); 6] = [
     (Case::Nothing, &[1]),
     (Case::UsedAgain, &[1, 3]),

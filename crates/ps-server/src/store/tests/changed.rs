@@ -11,7 +11,7 @@ fn changed(core: &Core, table: &str, since: Option<LogPosition>) -> ChangedRows 
     }
 }
 
-/// A reader of one table: the values that it has, and the position of its last request.
+/// A reader of one table: the values that it has, and the log position up to which they include changes.
 #[derive(Default)]
 struct Reader {
     values: BTreeMap<i64, f64>,
