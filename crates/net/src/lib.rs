@@ -111,7 +111,3 @@ pub const ENDED: &str = "it has ended";
 /// The reason that other workers report for the disconnect of a worker that has [left](Mesh::leave) for a new
 /// rendezvous.
 pub const LEFT: &str = "it has left to re-form the group";
-
-/// The beginning of the disconnect reason of a peer that has sent bytes that are not valid frames.
-#[doc(hidden)]
-pub const UNDECODABLE: &str = "its data cannot be decoded";

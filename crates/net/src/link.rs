@@ -10,6 +10,7 @@ use crate::wire::{Decoder, Frame, Queue};
 use crate::{Message, PartialMessage, poll};
 use parking_lot::Mutex;
 use rustix::event::PollFd;
+use std::fmt;
 use std::io;
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -48,6 +49,8 @@ pub(crate) struct Link {
     /// Whether the link has failed, so that it needs a turn even if nothing was received.
     failing: AtomicBool,
     loss_reported: AtomicBool,
+    /// Whether the other worker has sent bytes that are not valid frames.
+    undecodable: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -95,6 +98,7 @@ impl Link {
             backlog: no(),
             failing: no(),
             loss_reported: no(),
+            undecodable: no(),
         }
     }
 
@@ -111,6 +115,11 @@ impl Link {
     /// Returns whether the worker's disconnect was reported to the receiver. The link is unused from then on.
     pub fn loss_is_reported(&self) -> bool {
         self.loss_reported.load(Ordering::Acquire)
+    }
+
+    /// Returns whether the other worker has sent bytes that are not valid frames. Its disconnect is reported later.
+    pub fn is_undecodable(&self) -> bool {
+        self.undecodable.load(Ordering::Acquire)
     }
 
     /// Returns the events of the socket for which to wait.
@@ -288,21 +297,22 @@ impl Link {
                     let imports = state.imports.as_mut().ok_or(BadReference::NotShared);
                     match imports.and_then(|imports| imports.resolve(&body, limit)) {
                         Ok(body) => events.push(Event::Message(self.peer, Message { head, body })),
-                        Err(error) => {
-                            state.stream.end();
-                            return Some(format!("{}: {error}", crate::UNDECODABLE));
-                        }
+                        Err(error) => return Some(self.refuse(state, &error)),
                     }
                 }
                 Ok(Some(Frame::Heartbeat)) => {}
                 Ok(Some(Frame::Goodbye)) => return Some(crate::ENDED.to_owned()),
                 Ok(Some(Frame::Leave)) => return Some(crate::LEFT.to_owned()),
-                Err(error) => {
-                    state.stream.end();
-                    return Some(format!("{}: {error}", crate::UNDECODABLE));
-                }
+                Err(error) => return Some(self.refuse(state, &error)),
             }
         }
+    }
+
+    /// Closes the connection because received bytes cannot be decoded. Returns the reason for the disconnect.
+    fn refuse(&self, state: &mut State, error: &dyn fmt::Display) -> String {
+        state.stream.end();
+        self.undecodable.store(true, Ordering::Release);
+        format!("its data cannot be decoded: {error}")
     }
 
     /// Closes the connection and discards unsent data.

@@ -6,9 +6,10 @@ use crate::memory_budget::{CallPermit, NoRoom, OpenCalls};
 use crate::service::{Call, Reply, Service};
 use distribute_cluster::{Deadline, Task};
 use distribute_log::warn_or_stderr;
-use distribute_net::{Endpoint, Message, PollOutcome, Receiver, UNDECODABLE};
+use distribute_net::{Endpoint, Message, PollOutcome, Receiver};
 use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,14 +22,43 @@ pub(crate) type Services = BTreeMap<Arc<str>, Arc<dyn Service>>;
 /// callers that call again immediately.
 const POLL_TIME: Duration = Duration::from_millis(2);
 
-/// The reason for closing a connection over which something other than a call was received.
-const NO_CALL: &str = "it sent something other than a call";
-
-/// The beginning of the reason for closing a connection over which too many calls were received.
-const TOO_MANY: &str = "it has more calls without an answer than";
-
 /// The maximum time for which a connection's thread sleeps before it checks again for calls and for the server's end.
 const SLEEP: Duration = Duration::from_millis(500);
+
+/// The reason why a connection accepts no more calls.
+#[derive(Debug)]
+enum Closing {
+    /// The server stops.
+    Stopped,
+    /// The connection was closed or lost, for the given reason.
+    Lost(String),
+    /// Something other than a call was received.
+    NoCall,
+    /// More calls than this number were received without an answer.
+    TooMany(usize),
+}
+
+impl Closing {
+    /// Returns whether the caller did not follow the protocol.
+    fn is_violation(&self, endpoint: &Endpoint) -> bool {
+        match self {
+            Self::Stopped => false,
+            Self::Lost(_) => endpoint.is_undecodable(),
+            Self::NoCall | Self::TooMany(_) => true,
+        }
+    }
+}
+
+impl fmt::Display for Closing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Stopped => f.write_str("the server stops"),
+            Self::Lost(reason) => f.write_str(reason),
+            Self::NoCall => f.write_str("it sent something other than a call"),
+            Self::TooMany(most) => write!(f, "it has more calls without an answer than {most}"),
+        }
+    }
+}
 
 /// A queue of the calls that were received over a connection, which the connection's thread executes in sequence.
 #[derive(Debug)]
@@ -44,7 +74,7 @@ pub(crate) struct Inbox {
 struct ReceivedCalls {
     calls: VecDeque<(IncomingCall, CallPermit)>,
     /// The reason why the connection accepts no more calls, if there is one.
-    over: Option<String>,
+    over: Option<Closing>,
 }
 
 /// An entry of the queue of received calls.
@@ -80,7 +110,7 @@ impl Inbox {
     /// Discards the calls in the queue, which are not answered, and accepts no more.
     fn close(&self) {
         let mut received = self.received.lock();
-        received.over.get_or_insert("the connection is closed".to_owned());
+        received.over.get_or_insert_with(|| Closing::Lost("the connection is closed".to_owned()));
         let calls = std::mem::take(&mut received.calls);
         drop(received);
         // The lock is released first, because calls may hold large buffers.
@@ -88,11 +118,11 @@ impl Inbox {
     }
 
     /// Waits for the next call. Returns an error with the reason if no more calls follow.
-    fn next(&self, endpoint: &Endpoint) -> Result<(IncomingCall, CallPermit), String> {
+    fn next(&self, endpoint: &Endpoint) -> Result<(IncomingCall, CallPermit), Closing> {
         let eager = Deadline::after(POLL_TIME);
         loop {
             if self.stopped.load(Ordering::Acquire) {
-                return Err("the server stops".to_owned());
+                return Err(Closing::Stopped);
             }
             let mut received = self.received.lock();
             if let Some(call) = received.calls.pop_front() {
@@ -119,11 +149,11 @@ impl Inbox {
     /// Returns the entry for a call that exceeds the limit described by `full`. The data of the call is dropped, and
     /// the call is answered with an error when its turn comes. Returns an error with the reason if the connection must
     /// be closed instead.
-    fn refuse(&self, full: &NoRoom, message: Message) -> Result<(IncomingCall, CallPermit), String> {
-        let too_many = |_| format!("{TOO_MANY} {}", self.open.max());
+    fn refuse(&self, full: &NoRoom, message: Message) -> Result<(IncomingCall, CallPermit), Closing> {
+        let too_many = |_| Closing::TooMany(self.open.max());
         let NoRoom::Bytes { own, taken, max } = *full else { return Err(too_many(NoRoom::Calls)) };
         let bytes = message.head.len() + message.body.len();
-        let Ok(Frame::Call { id, .. }) = Frame::decode(message) else { return Err(NO_CALL.to_owned()) };
+        let Ok(Frame::Call { id, .. }) = Frame::decode(message) else { return Err(Closing::NoCall) };
         let text = format!(
             "there is no memory for a call of {bytes} bytes now: those that wait for answers take {taken} \
              of {max} bytes, those of this caller {own}, and no caller with several calls may take more than \
@@ -152,14 +182,9 @@ impl Receiver for Inbox {
     }
 
     fn mark_lost(&self, _from: usize, reason: String) {
-        self.received.lock().over.get_or_insert(reason);
+        self.received.lock().over.get_or_insert(Closing::Lost(reason));
         self.changed.notify_all();
     }
-}
-
-/// Returns whether `reason`, for which a connection was closed, means that its caller did not follow the protocol.
-fn is_violation(reason: &str) -> bool {
-    reason == NO_CALL || reason.starts_with(TOO_MANY) || reason.starts_with(UNDECODABLE)
 }
 
 /// Answers the calls of a connection until the connection or the server ends, and then closes the connection. Returns a
@@ -185,7 +210,7 @@ pub(crate) fn serve(
             }
         };
         let Ok(Frame::Call { id, service, message }) = Frame::decode(message) else {
-            break NO_CALL.to_owned();
+            break Closing::NoCall;
         };
         let Some((name, service)) = services.get_key_value(&*service) else {
             let known: Vec<_> = services.keys().map(|name| &**name).collect();
@@ -201,8 +226,8 @@ pub(crate) fn serve(
             );
         }
     };
-    tracing::debug!(%caller, reason, "a connection was closed");
+    tracing::debug!(%caller, %reason, "a connection was closed");
     inbox.close();
     endpoint.close();
-    is_violation(&reason).then(|| format!("{me} has closed the connection of {caller}: {reason}"))
+    reason.is_violation(endpoint).then(|| format!("{me} has closed the connection of {caller}: {reason}"))
 }

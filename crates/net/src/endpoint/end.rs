@@ -82,6 +82,12 @@ impl Endpoint {
         self.mesh.poll(patience, is_there)
     }
 
+    /// Returns whether the other side has sent bytes that are not valid frames. This is known before its disconnect is
+    /// reported.
+    pub fn is_undecodable(&self) -> bool {
+        self.mesh.is_undecodable(self.other)
+    }
+
     /// Closes the connection gracefully: see [`Transport::close`].
     pub fn close(&self) {
         self.mesh.close();

@@ -118,6 +118,11 @@ impl Mesh {
         self.shared.links.iter().for_each(Link::reclaim);
     }
 
+    /// Returns whether a worker has sent bytes that are not valid frames.
+    pub(crate) fn is_undecodable(&self, worker: usize) -> bool {
+        self.shared.link(worker).is_some_and(Link::is_undecodable)
+    }
+
     /// Returns the number of workers in this mesh's world, and the rank of this worker.
     pub fn world(&self) -> World {
         self.shared.world
