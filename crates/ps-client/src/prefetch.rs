@@ -69,7 +69,8 @@ impl Session {
 mod tests {
     use super::*;
     use crate::{
-        CreationPolicy, ParameterServers, PlacementRequest, RowCacheOptions, Sharded, sharded::Initial,
+        CreationPolicy, ParameterServers, PlacementRequest, RowCacheOptions, Sharded,
+        sharded::{Initial, RowRead, UniqueRows},
     };
     use distribute_cluster::{Deadline, World};
     use distribute_ps_tables::{
@@ -169,11 +170,17 @@ mod tests {
             ParameterServers::of_tables(channels, (timeout, timeout), policy, World::default()).unwrap();
         let servers = servers.with_row_cache(cache);
         assert_eq!(servers.creation_policy(), CreationPolicy::CreateMissing);
+        let variable = create(&servers, "t");
+        (servers, variable, faults)
+    }
+
+    /// Returns a new table of six rows.
+    fn create(servers: &ParameterServers, name: &str) -> Arc<RemoteVariable> {
         let initial = Initial::Value(HostTensor::new((0..12).map(|x| x as f32).collect(), [6, 2]).unwrap());
         let to = servers.location(6, Some(48), PlacementRequest::Anywhere);
-        let tables = Sharded::create(&servers, ("t", &[6, 2], DType::F32), &initial, to, None).unwrap();
+        let tables = Sharded::create(servers, (name, &[6, 2], DType::F32), &initial, to, None).unwrap();
         let cache = servers.row_cache(&tables, false);
-        (servers, Arc::new(RemoteVariable::new(tables, None).with_row_cache(cache)), faults)
+        Arc::new(RemoteVariable::new(tables, None).with_row_cache(cache))
     }
 
     fn look_up(variable: &RemoteVariable, ids: &[i64]) -> Vec<f32> {
@@ -278,5 +285,31 @@ mod tests {
                 assert!(all < timeout.mul_f64(1.6), "{gone:?}, {ids:?}: {:?}", faults.timeouts);
             }
         }
+    }
+
+    // INV-3
+    #[test]
+    fn a_table_without_prefetched_rows_keeps_its_timeout() {
+        let timeout = Duration::from_millis(400);
+        let (servers, variable, faults) = table(None, timeout);
+        let other = create(&servers, "u");
+        let together = || {
+            let mine = variable.row_read("look up", &[1, 3], true).unwrap();
+            let others = other.row_read("look up", &[1, 5], true).unwrap();
+            RowRead::together("look up", vec![Some(mine), None, Some(others)])
+        };
+        let first = |rows: UniqueRows| rows.in_order().unwrap().to_vec::<f32>().unwrap();
+        servers.session().prefetch_rows(&variable, &[1]);
+        step(&servers, &variable);
+        let all: Vec<_> = together().unwrap().into_iter().map(|rows| rows.map(first)).collect();
+        assert_eq!(all, [Some(vec![102., 103., 6., 7.]), None, Some(vec![2., 3., 10., 11.])]);
+        // Sending the prefetch takes its timeout, so a late row has an eighth of it.
+        servers.session().prefetch_rows(&variable, &[1]);
+        *lock(&faults.gone) = Some(Gone::Sending);
+        step(&servers, &variable);
+        together().unwrap_err();
+        let timeouts = lock(&faults.timeouts);
+        assert!(timeouts.iter().any(|late| *late < timeout / 4), "{timeouts:?}");
+        assert!(timeouts.last().is_some_and(|last| *last > timeout / 2), "{timeouts:?}");
     }
 }

@@ -63,8 +63,8 @@ impl<'a> RowRead<'a> {
     }
 
     /// Sends the requests of all reads at once, and returns the rows of each. A `None` among the reads results in a
-    /// `None`. Reads that use other connections than the first read are sent later, one after another. Requests that
-    /// are sent at once have the earliest of their deadlines.
+    /// `None`. Reads that use other connections than the first read are sent later, one after another. Reads with a
+    /// [deadline](Self::by) have messages of their own, with the earliest of their deadlines.
     ///
     /// # Errors
     /// Returns the errors of the servers.
@@ -75,28 +75,42 @@ impl<'a> RowRead<'a> {
         let Some(channels) = reads.iter().flatten().map(|read| read.channels.clone()).next() else {
             return Ok(reads.iter().map(|_| None).collect());
         };
-        let (mut requests, mut finishes) = (Vec::new(), Vec::with_capacity(reads.len()));
-        let mut deadline = channels.deadline();
+        // The requests with the timeout of the connections, and those with deadlines of their own.
+        let (mut requests, mut hurried, mut earliest) = (Vec::new(), Vec::new(), None::<Deadline>);
+        let mut parts = Vec::with_capacity(reads.len());
         for read in reads {
-            finishes.push(match read {
-                Some(read) if !Arc::ptr_eq(&read.channels, &channels) => Part::Apart(read),
-                Some(read) => {
-                    let count = read.requests.len();
-                    deadline =
-                        read.deadline.filter(|by| by.remaining() < deadline.remaining()).unwrap_or(deadline);
-                    requests.extend(read.requests);
-                    Part::Together(count, read.finish)
-                }
+            parts.push(match read {
                 None => Part::Nothing,
+                Some(read) if !Arc::ptr_eq(&read.channels, &channels) => Part::Apart(read),
+                Some(RowRead { requests: mine, deadline, finish, .. }) => {
+                    let count = mine.len();
+                    match deadline {
+                        None => requests.extend(mine),
+                        Some(by) => {
+                            let is_earlier = |before: &Deadline| before.remaining() <= by.remaining();
+                            earliest = earliest.filter(is_earlier).or(deadline);
+                            hurried.extend(mine);
+                        }
+                    }
+                    Part::Together { is_hurried: deadline.is_some(), count, finish }
+                }
             });
         }
-        let mut answers = channels.start(requests, deadline).wait(operation)?.into_iter();
+        let deadline = channels.deadline();
+        let hurried = earliest.map(|earliest| channels.start(hurried, earliest));
+        let others = channels.start(requests, deadline);
+        let hurried = hurried.map(|sent| sent.wait(operation));
+        let mut others = others.wait(operation)?.into_iter();
+        let mut hurried = hurried.transpose()?.unwrap_or_default().into_iter();
         let rows = |part| match part {
             Part::Nothing => Ok(None),
             Part::Apart(read) => read.send(operation).map(Some),
-            Part::Together(count, finish) => finish(answers.by_ref().take(count).collect()).map(Some),
+            Part::Together { is_hurried, count, finish } => {
+                let answers = if is_hurried { &mut hurried } else { &mut others };
+                finish(answers.take(count).collect()).map(Some)
+            }
         };
-        finishes.into_iter().map(rows).collect()
+        parts.into_iter().map(rows).collect()
     }
 }
 
@@ -133,7 +147,13 @@ impl SentReads {
 enum Part<'a> {
     Nothing,
     Apart(RowRead<'a>),
-    /// A read whose requests were sent with those of others: the number of its requests, and the function that
-    /// assembles the rows.
-    Together(usize, Finish<'a>),
+    /// A read whose requests were sent with those of others.
+    Together {
+        /// Whether the read has a deadline of its own.
+        is_hurried: bool,
+        /// The number of its requests.
+        count: usize,
+        /// The function that assembles the rows.
+        finish: Finish<'a>,
+    },
 }
