@@ -1,6 +1,6 @@
 //! The builder of a strategy over several processes.
 
-use super::checksums::checksums;
+use super::checksums::ChecksumSetting;
 use super::elastic::Elastic;
 use super::join::JoinSettings;
 use super::local_steps;
@@ -373,13 +373,8 @@ impl MultiWorkerMirroredStrategyBuilder {
         options.check(OPERATION)?;
         self.tables.check(OPERATION)?;
         let check_drift_every = self.check_drift_every.unwrap_or(CHECK_DRIFT_EVERY);
-        let checksums = checksums(self.checksums)?;
-        let of_group = |group: Group| match (self.checksums, checksums) {
-            (Some(checksums), _) => group.checksums(checksums),
-            (None, Some(checksums)) => group.default_checksums(checksums),
-            (None, None) => group,
-        };
-        if let Some(group) = self.group.map(of_group) {
+        let checksums = ChecksumSetting::resolve(self.checksums)?;
+        if let Some(group) = self.group.map(|group| checksums.apply(group)) {
             if self.min_workers.is_some() || self.spares.is_some() {
                 let reason =
                     "a group was passed, whose workers are already fixed: leave out min_workers and spares";
@@ -469,7 +464,7 @@ impl MultiWorkerMirroredStrategyBuilder {
                     tasks,
                     listen: self.listen,
                     shared_memory,
-                    checksums: checksums.unwrap_or_default(),
+                    checksums: checksums.checksums(),
                     timeout: self.join_timeout,
                     tables: self.tables,
                 })

@@ -2,6 +2,7 @@
 
 use super::builder::MultiWorkerMirroredStrategyBuilder;
 use distribute_base::{Error, Result};
+use distribute_collective::group::Group;
 use distribute_core::strategy::Checksums;
 
 const VARIABLE: &str = "DISTRIBUTE_CHECKSUMS";
@@ -30,19 +31,51 @@ impl MultiWorkerMirroredStrategyBuilder {
     }
 }
 
-/// Returns the setting of the program, or else that of the environment; `None` if neither is set.
-pub(super) fn checksums(of_program: Option<Checksums>) -> Result<Option<Checksums>> {
-    choose(of_program, std::env::var(VARIABLE).ok())
+/// The setting of checksums, by its source.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum ChecksumSetting {
+    /// The setting of the program, which takes precedence over that of a group.
+    Program(Checksums),
+    /// The setting of the environment, which applies if neither the program nor the group has one.
+    Environment(Checksums),
+    Unset,
 }
 
-fn choose(of_program: Option<Checksums>, variable: Option<String>) -> Result<Option<Checksums>> {
-    match (of_program, variable) {
-        (Some(checksums), _) => Ok(Some(checksums)),
-        (None, None) => Ok(None),
-        (None, Some(text)) => text.parse().map(Some).map_err(|error| {
+impl ChecksumSetting {
+    /// Reads the setting of the environment, unless the program has one.
+    ///
+    /// # Errors
+    /// - [`Error::InvalidArgument`]: the environment variable is malformed.
+    pub(super) fn resolve(of_program: Option<Checksums>) -> Result<Self> {
+        Self::choose(of_program, || std::env::var(VARIABLE).ok())
+    }
+
+    fn choose(of_program: Option<Checksums>, variable: impl FnOnce() -> Option<String>) -> Result<Self> {
+        if let Some(checksums) = of_program {
+            return Ok(Self::Program(checksums));
+        }
+        let Some(text) = variable() else { return Ok(Self::Unset) };
+        text.parse().map(Self::Environment).map_err(|error| {
             let reason = format!("{VARIABLE} is {text:?}: {error}");
             Error::invalid("MultiWorkerMirroredStrategy", reason)
-        }),
+        })
+    }
+
+    /// Returns the group with this setting.
+    pub(super) fn apply(self, group: Group) -> Group {
+        match self {
+            Self::Program(checksums) => group.checksums(checksums),
+            Self::Environment(checksums) => group.default_checksums(checksums),
+            Self::Unset => group,
+        }
+    }
+
+    /// Returns the checksums of a group without a setting of its own.
+    pub(super) fn checksums(self) -> Checksums {
+        match self {
+            Self::Program(checksums) | Self::Environment(checksums) => checksums,
+            Self::Unset => Checksums::default(),
+        }
     }
 }
 
@@ -52,10 +85,21 @@ mod tests {
 
     #[test]
     fn the_program_counts_more_than_the_environment() {
-        assert_eq!(choose(None, None).unwrap(), None);
-        assert_eq!(choose(None, Some("never".into())).unwrap(), Some(Checksums::Never));
-        assert_eq!(choose(Some(Checksums::Always), Some("never".into())).unwrap(), Some(Checksums::Always));
-        let error = choose(None, Some("1".into())).unwrap_err().to_string();
+        let choose = |program, variable: Option<&str>| {
+            ChecksumSetting::choose(program, || variable.map(str::to_owned))
+        };
+        assert_eq!(choose(None, None).unwrap(), ChecksumSetting::Unset);
+        let never = choose(None, Some("never")).unwrap();
+        assert_eq!(
+            (never, never.checksums()),
+            (ChecksumSetting::Environment(Checksums::Never), Checksums::Never)
+        );
+        let always = choose(Some(Checksums::Always), Some("never")).unwrap();
+        assert_eq!(
+            (always, always.checksums()),
+            (ChecksumSetting::Program(Checksums::Always), Checksums::Always)
+        );
+        let error = choose(None, Some("1")).unwrap_err().to_string();
         assert!(error.contains("DISTRIBUTE_CHECKSUMS is \"1\""), "{error}");
     }
 }
