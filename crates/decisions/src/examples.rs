@@ -33,7 +33,7 @@ fn compare(batches: impl Iterator<Item = (usize, usize)>) -> Proportions {
 /// A check that an optimizer's numbers of examples fit the rows of its batches. The check stops as soon as its result
 /// is certain.
 #[derive(Debug, Default)]
-pub(crate) struct ExamplesCheck {
+pub struct ExamplesCheck {
     done: AtomicBool,
     /// The largest number of rows that all replicas together had in a step so far.
     most_rows: AtomicUsize,
@@ -47,7 +47,7 @@ impl ExamplesCheck {
     /// number although their numbers of rows differ, that number is probably wrong: it counts neither rows nor tokens.
     /// The exception is a number larger than the rows of any step so far, because such batches are probably filled up
     /// to a fixed number of tokens.
-    pub(crate) fn warning(&self, batches: impl Iterator<Item = (usize, usize)> + Clone) -> Option<String> {
+    pub fn warning(&self, batches: impl Iterator<Item = (usize, usize)> + Clone) -> Option<String> {
         if self.done.load(Ordering::Relaxed) {
             return None;
         }

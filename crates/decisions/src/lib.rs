@@ -8,7 +8,10 @@
 //! | `access` | the operations on a variable that are allowed in each context |
 //! | `placement` | [`VariablePlacement`]; the location of a new variable |
 //! | `select` | [`RestoreFilter`]: the tensors of a checkpoint that are restored |
-//! | `names` | the names of tensors in checkpoints, and lists of names in error messages |
+//! | `partition` | the elements that each worker updates if workers shard the state of an optimizer |
+//! | `missing_gradients` | the likely cause of variables without a gradient |
+//! | `examples` | numbers of examples that do not fit the rows of the per-replica batches |
+//! | `names` | the names of tensors in checkpoints, and lists of names in messages |
 //! | `outcome` | the result of work that each worker does alone |
 //! | `differences` | the settings that differ between workers |
 //! | `drift` | the comparison of variables that must be equal on all workers |
@@ -22,10 +25,13 @@ mod access;
 mod departure;
 mod differences;
 mod drift;
+mod examples;
 mod local_steps;
+mod missing_gradients;
 mod names;
 mod notice;
 mod outcome;
+mod partition;
 mod placement;
 mod select;
 mod step_times;
@@ -43,10 +49,13 @@ pub mod internal {
     pub use crate::departure::Departure;
     pub use crate::differences::{Settings, differences, digest};
     pub use crate::drift::{ComparisonPlan, Drift, VariableChecksum, find_drift};
+    pub use crate::examples::ExamplesCheck;
     pub use crate::local_steps::{Alone, alone_differently, different_counts};
-    pub use crate::names::{common_name, copies_name, first_names, list_names};
+    pub use crate::missing_gradients::{MissingReport, missing_gradients};
+    pub use crate::names::{common_name, copies_name, first_names, list_names, variable_names};
     pub use crate::notice::{Notice, NoticeDecision};
     pub use crate::outcome::{Outcome, merge_outcomes};
+    pub use crate::partition::{BLOCK, Partition, Sharding, SlotShare};
     pub use crate::placement::{Placement, Policy, Purpose, StorageLocation};
     pub use crate::step_times::{StepMeter, StepTimes};
 }

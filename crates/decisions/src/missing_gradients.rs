@@ -1,30 +1,18 @@
-//! A check for variables without a gradient, which reports the likely cause and a fix.
+//! The report on variables without a gradient, with the likely cause and a fix.
 //!
 //! A detached operation leaves no trace in candle's graph, so the cause is only guessed, based on the names of
 //! variables.
 
-use crate::parameters::list_names;
+use crate::names::variable_names;
 use std::collections::BTreeSet;
-
-/// The reaction to variables that have no gradient on any replica in the first step of an optimizer. Set it with
-/// [`on_missing_gradients`](crate::Optimizer::on_missing_gradients).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum MissingGradients {
-    /// Logs a warning.
-    #[default]
-    Warn,
-    /// Returns [`Error::MissingGradients`](crate::Error::MissingGradients) on every replica, without changing
-    /// anything.
-    Error,
-    /// Does nothing. Use this if some variables, such as those of experts, have a gradient only in some steps.
-    Quiet,
-}
 
 /// A report on variables without a gradient.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct MissingReport {
-    pub(crate) missing: Vec<String>,
-    pub(crate) text: String,
+pub struct MissingReport {
+    /// The names of these variables.
+    pub missing: Vec<String>,
+    /// The message for the log or the error.
+    pub text: String,
 }
 
 /// The likely cause of missing gradients.
@@ -43,7 +31,7 @@ enum Cause {
 
 /// Returns a report on a step, or `None` if all variables have a gradient. `variables` contains the name of each
 /// variable, and whether it has a gradient.
-pub(crate) fn report(variables: &[(&str, bool)]) -> Option<MissingReport> {
+pub fn missing_gradients(variables: &[(&str, bool)]) -> Option<MissingReport> {
     let of = |with: bool| -> Vec<&str> {
         variables.iter().filter(|(_, has)| *has == with).map(|(name, _)| *name).collect()
     };
@@ -55,7 +43,7 @@ pub(crate) fn report(variables: &[(&str, bool)]) -> Option<MissingReport> {
     let text = format!(
         "{count} of {all} variables got no gradient in the first step: {}; {}; freeze variables that should not be \
          trained; if variables have gradients in some steps only, set on_missing_gradients(MissingGradients::Quiet)",
-        list_names(&missing),
+        variable_names(&missing),
         cause(&missing, &present).advice(),
     );
     Some(MissingReport { missing: missing.into_iter().map(String::from).collect(), text })
@@ -145,15 +133,15 @@ mod tests {
             .map(|name| (*name, false))
             .chain(present.iter().map(|name| (*name, true)))
             .collect();
-        let report = report(&all).unwrap();
+        let report = missing_gradients(&all).unwrap();
         assert_eq!(report.missing, missing);
         (cause(missing, present), report.text)
     }
 
     #[test]
     fn where_all_have_one_nothing_is_said() {
-        assert_eq!(report(&[("a", true), ("b", true)]), None);
-        assert_eq!(report(&[]), None);
+        assert_eq!(missing_gradients(&[("a", true), ("b", true)]), None);
+        assert_eq!(missing_gradients(&[]), None);
     }
 
     #[test]

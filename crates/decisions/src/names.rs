@@ -1,4 +1,6 @@
-//! The names of tensors in checkpoints, and lists of names in error messages.
+//! The names of tensors in checkpoints, and lists of names in messages.
+
+use std::borrow::Borrow;
 
 /// Returns the name of the tensor that holds all replicas' copies, one row per replica.
 pub fn copies_name(prefix: &str) -> String {
@@ -18,10 +20,17 @@ pub fn list_names(mut names: Vec<String>) -> String {
 
 /// Joins up to 20 names with `between`. If there are more, appends the number of names that were omitted.
 pub fn first_names(names: &[String], between: &str) -> String {
-    const SHOWN: usize = 20;
-    if names.len() > SHOWN {
-        format!("{} and {} more", names[..SHOWN].join(between), names.len() - SHOWN)
-    } else {
-        names.join(between)
+    join_first(names, 20, between)
+}
+
+/// Joins up to 10 names of variables with commas. If there are more, appends the number of names that were omitted.
+pub fn variable_names(names: &[&str]) -> String {
+    join_first(names, 10, ", ")
+}
+
+fn join_first<N: Borrow<str>>(names: &[N], shown: usize, between: &str) -> String {
+    match names.get(..shown).filter(|_| names.len() > shown) {
+        Some(first) => format!("{} and {} more", first.join(between), names.len() - shown),
+        None => names.join(between),
     }
 }

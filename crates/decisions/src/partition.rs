@@ -1,11 +1,8 @@
 //! The partition of variables over workers that shard an optimizer's state.
 
-use crate::progress::Incomplete;
-use crate::slots::SlotShare;
-use candle_core::Var;
 use distribute_cluster::{World, fnv1a};
 use distribute_collective::recovery::shards::{copied_shard, copying_worker};
-use distribute_optim::Unit;
+use distribute_optim::{SlotShape, Unit};
 use distribute_tensor::partition;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,22 +10,45 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// The number of elements that are reduced and updated at once. With their slots, these elements fit into the
 /// first-level cache. The ranges of replicas and workers end at multiples of this number, so sums over blocks do not
 /// depend on the number of ranges.
-pub(crate) const BLOCK: usize = 2048;
+pub const BLOCK: usize = 2048;
+
+/// The elements of a variable for which a process keeps slots.
+#[derive(Clone, Debug, PartialEq)]
+pub enum SlotShare {
+    /// All elements.
+    All,
+    /// A range, for slots with the shape of the variable.
+    Range(Range<usize>),
+    /// No slots, because another worker or a server keeps all of them.
+    Elsewhere,
+}
+
+impl SlotShare {
+    /// Returns the number of elements that this process keeps of a slot with `shape`, for a variable with the
+    /// dimensions `variable`.
+    pub fn elements(&self, shape: SlotShape, variable: &[usize]) -> usize {
+        match self {
+            SlotShare::All => shape.elements(variable),
+            SlotShare::Range(range) => range.len(),
+            SlotShare::Elsewhere => 0,
+        }
+    }
+}
 
 /// The way in which workers shard the state of an optimizer.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Sharding {
+pub struct Sharding {
     /// The part of a variable that the rules need at once. If it is larger than an element, each variable has a single
     /// assignee.
-    pub(crate) unit: Unit,
+    pub unit: Unit,
     /// Whether each worker has a copy of the slots of the worker before it.
-    pub(crate) is_replicated: bool,
+    pub is_replicated: bool,
 }
 
 /// A partition: the range of each variable that each worker updates and for which the worker keeps slots. It is the
 /// same on all workers.
 #[derive(Debug)]
-pub(crate) struct Partition {
+pub struct Partition {
     workers: usize,
     /// The rank of this worker. It changes if a spare replaces another worker.
     worker: AtomicUsize,
@@ -37,68 +57,63 @@ pub(crate) struct Partition {
 }
 
 impl Partition {
-    /// Creates the partition. The split of a variable depends only on its name and size, so it does not change if
-    /// another variable is frozen.
-    pub(crate) fn new<'v>(
+    /// Creates the partition. `variables` contains the name of each variable and the number of its elements, on which
+    /// alone the split of a variable depends. So it does not change if another variable is frozen.
+    pub fn new<'v>(
         world: World,
         sharding: Sharding,
-        variables: impl Iterator<Item = (&'v str, &'v Var)>,
+        variables: impl Iterator<Item = (&'v str, usize)>,
     ) -> Self {
-        let partition = |(name, variable): (&str, &Var)| {
+        let partition = |(name, elements): (&str, usize)| {
             let is_whole = sharding.unit != Unit::Element;
-            VariablePartition::new(name, variable.elem_count(), world.workers(), is_whole)
+            VariablePartition::new(name, elements, world.workers(), is_whole)
         };
         let worker = AtomicUsize::new(world.worker());
         Self { workers: world.workers(), worker, sharding, by_variable: variables.map(partition).collect() }
     }
 
     /// Returns the settings of the partition.
-    pub(crate) fn sharding(&self) -> Sharding {
+    pub fn sharding(&self) -> Sharding {
         self.sharding
     }
 
     /// Returns the worker whose slots this worker copies; `None` if there are no copies.
-    pub(crate) fn copied_worker(&self) -> Option<usize> {
+    pub fn copied_worker(&self) -> Option<usize> {
         self.copied_by(self.worker())
     }
 
     /// Returns the worker whose slots the given worker copies; `None` if there are no copies.
-    pub(crate) fn copied_by(&self, worker: usize) -> Option<usize> {
+    pub fn copied_by(&self, worker: usize) -> Option<usize> {
         copied_shard(worker, self.workers).filter(|_| self.sharding.is_replicated)
     }
 
     /// Returns the worker that has the copies of this worker's slots; `None` if there are no copies.
-    pub(crate) fn copying_worker(&self) -> Option<usize> {
+    pub fn copying_worker(&self) -> Option<usize> {
         copying_worker(self.worker(), self.workers).filter(|_| self.sharding.is_replicated)
     }
 
-    /// Returns the kind of a state with this partition that is incomplete.
-    pub(crate) fn incomplete(&self) -> Incomplete {
-        if self.copied_worker().is_some() { Incomplete::Copies } else { Incomplete::Sharded }
-    }
-
     /// Returns the rank of this worker.
-    pub(crate) fn worker(&self) -> usize {
+    pub fn worker(&self) -> usize {
         self.worker.load(Ordering::Relaxed)
     }
 
     /// Sets the rank of this worker, after it has received the slots of that rank.
-    pub(crate) fn set_worker(&self, worker: usize) {
+    pub fn set_worker(&self, worker: usize) {
         self.worker.store(worker, Ordering::Relaxed);
     }
 
     /// Returns the range of a variable's elements that is assigned to this worker.
-    pub(crate) fn own_range(&self, variable: usize) -> Range<usize> {
+    pub fn own_range(&self, variable: usize) -> Range<usize> {
         self.range(variable, self.worker())
     }
 
     /// Returns the range of a variable's elements that is assigned to the given worker.
-    pub(crate) fn range(&self, variable: usize, worker: usize) -> Range<usize> {
+    pub fn range(&self, variable: usize, worker: usize) -> Range<usize> {
         self.by_variable[variable].of(worker)
     }
 
     /// Returns the elements of a variable for which the given worker keeps slots.
-    pub(crate) fn share(&self, variable: usize, worker: usize) -> SlotShare {
+    pub fn share(&self, variable: usize, worker: usize) -> SlotShare {
         let partition = &self.by_variable[variable];
         if !partition.is_whole {
             return SlotShare::Range(partition.of(worker));
@@ -108,18 +123,18 @@ impl Partition {
     }
 
     /// Returns the elements of a variable for which this worker keeps slots.
-    pub(crate) fn own_share(&self, variable: usize) -> SlotShare {
+    pub fn own_share(&self, variable: usize) -> SlotShare {
         self.share(variable, self.worker())
     }
 
     /// Returns the workers in the order of their ranges of a variable.
-    pub(crate) fn in_order(&self, variable: usize) -> impl Iterator<Item = usize> + use<> {
+    pub fn in_order(&self, variable: usize) -> impl Iterator<Item = usize> + use<> {
         let VariablePartition { workers, first, .. } = self.by_variable[variable];
         (0..workers).map(move |at| (first + at) % workers)
     }
 
     /// Returns, for each worker, its range of each variable.
-    pub(crate) fn by_worker(&self) -> Vec<Vec<Range<usize>>> {
+    pub fn by_worker(&self) -> Vec<Vec<Range<usize>>> {
         let of = |worker| (0..self.by_variable.len()).map(|variable| self.range(variable, worker)).collect();
         (0..self.workers).map(of).collect()
     }
@@ -156,18 +171,12 @@ impl VariablePartition {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use candle_core::{DType, Device};
     use proptest::prelude::*;
 
     fn partition_of(world: World, sizes: &[usize]) -> Partition {
-        let variable = |size: &usize| Var::zeros(*size, DType::F32, &Device::Cpu).unwrap();
-        let variables: Vec<_> =
-            sizes.iter().enumerate().map(|(at, size)| (at.to_string(), variable(size))).collect();
-        Partition::new(
-            world,
-            Sharding { unit: Unit::Element, is_replicated: false },
-            variables.iter().map(|(name, variable)| (name.as_str(), variable)),
-        )
+        let sharding = Sharding { unit: Unit::Element, is_replicated: false };
+        let names: Vec<_> = (0..sizes.len()).map(|at| at.to_string()).collect();
+        Partition::new(world, sharding, names.iter().map(String::as_str).zip(sizes.iter().copied()))
     }
 
     proptest! {
@@ -209,22 +218,15 @@ mod tests {
     // INV-40
     #[test]
     fn variables_that_are_not_split_have_one_assignee_each() {
-        let variable = |size: usize| Var::zeros(size, DType::F32, &Device::Cpu).unwrap();
-        let all = [("a", variable(0)), ("b", variable(5 * BLOCK)), ("c", variable(7))];
+        let all = [("a", 0), ("b", 5 * BLOCK), ("c", 7)];
         for worker in 0..3 {
             let world = World::new(3, worker, 1).unwrap();
-            let partition = Partition::new(
-                world,
-                Sharding { unit: Unit::Row, is_replicated: false },
-                all.iter().map(|(name, variable)| (*name, variable)),
-            );
-            for (number, (_, variable)) in all.iter().enumerate() {
+            let sharding = Sharding { unit: Unit::Row, is_replicated: false };
+            let partition = Partition::new(world, sharding, all.into_iter());
+            for (number, (_, elements)) in all.into_iter().enumerate() {
                 let ranges: Vec<_> =
                     partition.in_order(number).map(|of| partition.range(number, of)).collect();
-                assert_eq!(
-                    (ranges[0].clone(), ranges[1].len(), ranges[2].len()),
-                    (0..variable.elem_count(), 0, 0)
-                );
+                assert_eq!((ranges[0].clone(), ranges[1].len(), ranges[2].len()), (0..elements, 0, 0));
                 let shares = partition.in_order(number).map(|of| partition.share(number, of));
                 assert!(shares.eq([SlotShare::All, SlotShare::Elsewhere, SlotShare::Elsewhere]));
             }

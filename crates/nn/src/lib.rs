@@ -14,8 +14,8 @@
 
 // There is one file for each layer. Shared: `operation` and `table` (operations in candle's form, whose gradients go to
 // buckets), `together` (lookups of several tables), `gemm` (matrix products in place; the `unsafe`), `gradients` (those
-// that candle lacks or computes wrongly), `ids`, `lanes`, `exp`, `windows`, `autocast` and `widened` (mixed
-// precision). This crate never depends on a certain kind of strategy.
+// that candle lacks or computes wrongly), `backward` (the traversal of candle's graph with these), `ids`, `lanes`,
+// `exp`, `windows`, `autocast` and `widened` (mixed precision). This crate never depends on a certain kind of strategy.
 //
 // A fast layer consists of a type, functions with candle_nn's signatures, and `From` candle_nn's type. `is_fusable`
 // tells which operands its operation supports (f32 and f64 on the CPU); candle's operations compute the rest.
@@ -28,6 +28,7 @@
 mod activation;
 mod attention;
 mod autocast;
+mod backward;
 mod batch_norm;
 mod combine;
 mod conv1d;
@@ -40,8 +41,7 @@ mod embedding;
 mod embedding_bag;
 mod exp;
 mod gemm;
-#[doc(hidden)]
-pub mod gradients;
+mod gradients;
 mod ids;
 mod lanes;
 mod layer_norm;
@@ -171,3 +171,9 @@ pub use upsample::upsample_nearest1d;
 #[doc(alias = "tf.keras.layers.UpSampling2D")]
 #[doc(alias = "tf.image.resize")]
 pub use upsample::upsample_nearest2d;
+
+/// Items for the other crates of `distribute`. They are not part of the public interface and may change at any time.
+#[doc(hidden)]
+pub mod internal {
+    pub use crate::backward::backward;
+}

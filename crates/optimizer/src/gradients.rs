@@ -392,7 +392,7 @@ impl Parameters {
 /// - [`Error::Collective`]: a collective in the graph fails.
 #[doc(alias = "tf.GradientTape.gradient")]
 pub fn backward(loss: &Tensor) -> Result<GradStore> {
-    crate::backward::backward(loss).map_err(|error| unwrap_candle_error(error.into()))
+    distribute_nn::internal::backward(loss).map_err(|error| unwrap_candle_error(error.into()))
 }
 
 pub(crate) fn require_scalar(operation: &'static str, loss: &Tensor) -> Result<()> {

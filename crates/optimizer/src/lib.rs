@@ -30,17 +30,18 @@
 //! | `ema` | moving averages of the weights |
 //! | `feedback` | the residuals of compressed gradients |
 //! | `local_steps` | steps of each worker alone, and the outer steps after them |
-//! | `gradients`, `backward` | gradients for users, and the traversal of candle's graph |
-//! | `sync`, `partition` | the threads of a step; the ranges of workers with a sharded state |
+//! | `gradients` | gradients for users |
+//! | `sync` | the threads of a step |
 //!
 //! Inside a step, a gradient is always represented by the enum
 //! [`ReplicaGradient`](distribute_base::internal::ReplicaGradient): dense or by row, on the host, in a bucket, in packs
 //! or on a device. A `GradientRange` borrows a range of it for reading. An [`Optimizer<R>`](Optimizer) only adds the
 //! type of the rule, so the code of a step is compiled only once for all rules.
 //!
-//! This crate never opens a connection. It uses the connections of a group or of `distribute-ps-client`.
+//! This crate never opens a connection. It uses the connections of a group or of `distribute-ps-client`. The backward
+//! pass through candle's graph is in `distribute-nn`, and decisions that are only functions are in
+//! `distribute-decisions`.
 
-mod backward;
 mod checks;
 mod ema;
 mod feedback;
@@ -52,7 +53,6 @@ mod local_steps;
 mod loss_scale;
 mod minimize;
 mod parameters;
-mod partition;
 mod progress;
 mod rate;
 mod reduce;
@@ -65,7 +65,7 @@ mod sync;
 mod transform;
 mod update;
 
-pub use checks::missing::MissingGradients;
+pub use checks::MissingGradients;
 pub use checks::not_finite::NotFinite;
 #[doc(hidden)]
 pub use gradients::{Gradient, Gradients, Weighting, backward};

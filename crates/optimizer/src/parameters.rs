@@ -1,7 +1,6 @@
 //! The variables of an optimizer, including frozen ones, with their copies on devices and their buckets.
 
 use crate::feedback::Feedback;
-use crate::partition::{Partition, Sharding};
 use crate::progress::Change;
 use crate::row_owners::RowOwners;
 use candle_core::{DType, Var};
@@ -10,6 +9,7 @@ use distribute_base::{Error, Result};
 use distribute_cluster::World;
 use distribute_core::strategy::{Compression, Wire};
 use distribute_core::{Strategy, Variable};
+use distribute_decisions::internal::{Partition, Sharding, variable_names};
 use distribute_optim::StochasticRounding;
 use distribute_tensor::compression::Codec;
 use std::sync::Arc;
@@ -75,9 +75,9 @@ impl Parameters {
         };
         let device_copies: Vec<_> = variables.iter().filter_map(copies).collect();
         let world = strategy.world();
-        let names = || variables.iter().map(|(name, variable)| (name.as_str(), variable));
+        let sizes = || variables.iter().map(|(name, variable)| (name.as_str(), variable.elem_count()));
         let partition = sharding.filter(|_| world.is_multi_worker());
-        let partition = partition.map(|sharding| Arc::new(Partition::new(world, sharding, names())));
+        let partition = partition.map(|sharding| Arc::new(Partition::new(world, sharding, sizes())));
         let on_devices = device_copies.iter().enumerate();
         let on_devices = on_devices.flat_map(|(number, copies)| {
             copies.iter().flat_map(move |copies| copies.existing_copies().map(move |copy| (number, copy)))
@@ -221,7 +221,9 @@ impl Parameters {
     /// Returns candle's error if a copy cannot be updated. The step is then not counted.
     pub(crate) fn commit(&self, change: &Change<'_>) -> Result<()> {
         self.copy_to_followers()?;
-        self.feedback.commit(change.number());
+        if self.compression().has_feedback() {
+            self.feedback.commit(change.number());
+        }
         change.commit();
         Ok(())
     }
@@ -263,16 +265,6 @@ pub(crate) fn sums_locally_first(world: World) -> bool {
     world.replicas_of_each().is_some_and(|each| each > 1 && each.is_power_of_two())
 }
 
-/// Returns the first names, separated by commas, and the number of the omitted ones.
-pub(crate) fn list_names(names: &[&str]) -> String {
-    /// The maximum number of names in a message.
-    const NAMES: usize = 10;
-    match names.get(..NAMES).filter(|_| names.len() > NAMES) {
-        Some(first) => format!("{} and {} more", first.join(", "), names.len() - NAMES),
-        None => names.join(", "),
-    }
-}
-
 /// Returns `true` if optimizers can train the variable, by its dtype.
 pub(crate) fn is_trained(variable: &Var) -> bool {
     matches!(variable.dtype(), DType::F32 | DType::F64)
@@ -297,7 +289,7 @@ fn describe_untrainable(untrainable: &[(String, Var)]) -> String {
         untrainable.iter().map(|(_, variable)| format!("{:?}", variable.dtype())).collect();
     dtypes.sort();
     dtypes.dedup();
-    format!("variables of {}: {}", dtypes.join(" and "), list_names(&names))
+    format!("variables of {}: {}", dtypes.join(" and "), variable_names(&names))
 }
 
 #[cfg(test)]

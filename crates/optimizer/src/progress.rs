@@ -4,6 +4,7 @@ use crate::slots::Slots;
 use distribute_base::internal::lock;
 use distribute_base::{Error, Result};
 use distribute_collective::recovery::shards::Version;
+use distribute_decisions::internal::Partition;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{
@@ -215,6 +216,11 @@ pub(crate) enum Incomplete {
 }
 
 impl Incomplete {
+    /// Returns the kind of an incomplete state that workers shard by `partition`.
+    pub(crate) fn with_partition(partition: &Partition) -> Self {
+        if partition.copied_worker().is_some() { Self::Copies } else { Self::Sharded }
+    }
+
     /// Returns the error of the step in which the state becomes incomplete.
     pub(crate) fn interrupted(self, operation: &'static str, step: u64, source: Error) -> Error {
         let reason = match self {

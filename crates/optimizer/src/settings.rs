@@ -1,14 +1,14 @@
 //! Settings of an optimizer, which must be made before it is used.
 
-use crate::checks::{missing::MissingGradients, not_finite::NotFinite};
+use crate::checks::{MissingGradients, not_finite::NotFinite};
 use crate::parameters::Parameters;
-use crate::partition::Sharding;
 use crate::rate::Rate;
 use crate::slots::{self, Slots};
 use crate::update::{self, When, sharded};
 use crate::{Inner, Optimizer, Transform};
 use candle_core::Var;
 use distribute_base::{Error, Result};
+use distribute_decisions::internal::Sharding;
 use distribute_optim::{Averaged, Rule, Schedule};
 use std::sync::Arc;
 

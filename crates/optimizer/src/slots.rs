@@ -5,6 +5,7 @@ use distribute_base::internal::{to_device, to_host};
 use distribute_base::{Error, Result};
 use distribute_checkpoint::Reader;
 use distribute_core::internal::{read_as, read_elements};
+use distribute_decisions::internal::SlotShare;
 use distribute_optim::{Rule, SlotShape, SlotSpec, Unit};
 use distribute_tensor::Element;
 use std::any::Any;
@@ -49,28 +50,6 @@ pub(crate) fn layout(operation: &'static str, rule: &dyn Rule) -> Result<Vec<Slo
         return Err(Error::invalid(operation, reason));
     }
     Ok(layout)
-}
-
-/// The elements of a variable for which a process keeps slots.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum SlotShare {
-    All,
-    /// A range, for slots with the shape of the variable.
-    Range(Range<usize>),
-    /// No slots, because another worker or a server keeps all of them.
-    Elsewhere,
-}
-
-impl SlotShare {
-    /// Returns the number of elements that this process keeps of a slot with `shape`, for a variable with the
-    /// dimensions `variable`.
-    pub(crate) fn elements(&self, shape: SlotShape, variable: &[usize]) -> usize {
-        match self {
-            SlotShare::All => shape.elements(variable),
-            SlotShare::Range(range) => range.len(),
-            SlotShare::Elsewhere => 0,
-        }
-    }
 }
 
 /// Returns the range of a slot's elements that belong to the range `at` of a variable. `slot` and `elements` are the

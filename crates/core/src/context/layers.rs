@@ -5,16 +5,24 @@ use candle_core::{TensorId, Var};
 use distribute_base::internal::lock;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::sync::{Mutex, MutexGuard};
 
 /// The state that layers read and update, for one replica during one run.
 #[derive(Default)]
 pub(super) struct LayerState {
-    rows: OnceLock<Range<usize>>,
+    /// The rows of the global batch that this replica's batch contains, if they are known.
+    rows: Option<Range<usize>>,
     /// The number of random draws from each key so far.
     draws: Mutex<HashMap<u64, u64>>,
     /// The variables that layers set correctly even if this replica's batch is empty.
     valid_on_empty: Mutex<HashSet<TensorId>>,
+}
+
+impl LayerState {
+    /// Creates the state of a replica whose batch contains these rows of the global batch.
+    pub(super) fn new(rows: Option<Range<usize>>) -> Self {
+        Self { rows, ..Self::default() }
+    }
 }
 
 impl ReplicaContext {
@@ -34,12 +42,7 @@ impl ReplicaContext {
     /// # Ok::<(), distribute::Error>(())
     /// ```
     pub fn rows(&self) -> Option<Range<usize>> {
-        self.layers().rows.get().cloned()
-    }
-
-    pub(crate) fn set_rows(&self, rows: Range<usize>) {
-        // A context belongs to one run, which sets this once.
-        let _ = self.layers().rows.set(rows);
+        self.layers().rows.clone()
     }
 
     /// Returns how often this replica has already drawn from `key` in this run, and increments the count.
@@ -70,17 +73,6 @@ impl ReplicaContext {
     }
 }
 
-/// Returns the row ranges of consecutive batches with the given sizes; the first begins at row `start`.
-/// Returns `None` if a size is `None` or the sum overflows.
-pub(crate) fn consecutive_ranges(mut start: usize, sizes: &[Option<usize>]) -> Option<Vec<Range<usize>>> {
-    let ranges = sizes.iter().map(|size| {
-        let range = start..start.checked_add((*size)?)?;
-        start = range.end;
-        Some(range)
-    });
-    ranges.collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::default_context;
@@ -97,11 +89,5 @@ mod tests {
             Ok((context.is_valid_on_empty(&variable), context.valid_on_empty().len()))
         };
         assert_eq!(strategy.run((), keep).unwrap().values(), [(true, 1)]);
-    }
-
-    #[test]
-    fn pieces_follow_each_other() {
-        assert_eq!(consecutive_ranges(7, &[Some(2), Some(0), Some(1)]), Some(vec![7..9, 9..9, 9..10]));
-        assert_eq!(consecutive_ranges(0, &[Some(2), None]), None);
     }
 }

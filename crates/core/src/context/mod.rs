@@ -10,7 +10,6 @@
 //! | `describe` | the description of a call's values in its fingerprint |
 //! | `gradient`, `expected` | gradients of collectives in candle's graph; participation of replicas whose loss has weight 0 |
 //! | `workers` | calls between workers that are made once for all local replicas |
-//! | `scope` | the scope of a strategy |
 //! | `layers` | the state of a replica that layers use |
 
 // - **INV-6** A thread's stack of contexts is restored when a scope, run or merge function ends in any way. Tests:
@@ -23,14 +22,12 @@ mod expected;
 mod gradient;
 mod layers;
 mod replica;
-mod scope;
 mod update;
 mod workers;
 
 pub use distribute_base::ContextKind;
 pub use gradient::to_candle_error;
 pub use gradient::unwrap_candle_error;
-pub(crate) use layers::consecutive_ranges;
 #[doc(alias = "tf.distribute.ReplicaContext")]
 pub use replica::ReplicaContext;
 pub use replica::default_context;
@@ -124,6 +121,13 @@ pub struct ContextGuard {
     _not_send: std::marker::PhantomData<*const ()>,
 }
 
+impl ContextGuard {
+    /// Returns a guard that has entered no mode.
+    fn unpushed() -> Self {
+        Self { pushed: false, _not_send: std::marker::PhantomData }
+    }
+}
+
 impl Drop for ContextGuard {
     fn drop(&mut self) {
         if self.pushed {
@@ -138,33 +142,86 @@ pub fn enter(mode: Mode) -> ContextGuard {
     ContextGuard { pushed: true, _not_send: std::marker::PhantomData }
 }
 
-/// Enters the cross-replica context of `strategy` for an operation that requires it. Returns an error with the reason
-/// if that is not possible. Pushes nothing if the context is already at the top of the stack, or if `strategy` is the
-/// default strategy.
-pub(crate) fn enter_cross_replica(
-    strategy: &Strategy,
-    operation: &'static str,
-    advice: &'static str,
-) -> Result<ContextGuard> {
-    let current = with_mode(|mode| match mode {
-        None => Ok(false),
-        Some(mode) if mode.is_cross_replica() && mode.strategy() == strategy => Ok(true),
-        // To other strategies, the default strategy's contexts count as none.
-        Some(mode) if mode.strategy().is_default() && !strategy.is_default() => Ok(false),
-        Some(Mode::Replica(context)) if context.strategy() == strategy => Err(Error::WrongContext {
-            operation,
-            required: ContextKind::CrossReplica,
-            found: ContextKind::Replica,
-            advice,
-        }),
-        Some(_) => Err(mixed(operation, None, strategy)),
-    })?;
-    // Above the global scope it is pushed anyway, because that scope may end inside this one.
-    let pushed = STACK.with_borrow(|stack| !stack.is_empty());
-    if (current && pushed) || strategy.is_default() {
-        return Ok(ContextGuard { pushed: false, _not_send: std::marker::PhantomData });
+impl Strategy {
+    /// Makes this strategy current on this thread while `body` runs, in cross-replica context.
+    ///
+    /// `run`, `reduce`, `gather` and `replicate` enter the scope automatically, so they behave the same
+    /// inside and outside it.
+    ///
+    /// # Errors
+    /// - [`Error::MixedStrategies`](distribute_base::Error::MixedStrategies): called inside another strategy's scope or
+    ///   `run`.
+    /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): called inside this strategy's `run`.
+    /// - The error of `body`.
+    ///
+    /// ```
+    /// use distribute::context::{get_strategy, has_strategy, in_cross_replica_context};
+    /// # use distribute::prelude::*;
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// assert!(!has_strategy());
+    /// strategy.scope(|| {
+    ///     assert!(get_strategy() == strategy && in_cross_replica_context());
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    ///
+    /// [`replicate`](Strategy::replicate) creates mirrored variables. A candle `Var` is an ordinary tensor,
+    /// even inside a scope:
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// use candle_nn::Init;
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let model = strategy.scope(|| {
+    ///     strategy.replicate(|vb| vb.get_with_hints((), "mirrored", Init::Const(1.)))
+    /// })?;
+    /// assert_eq!(model.models().to_string(), "\
+    /// PerReplica:{
+    ///   0: <Tensor: shape=(), dtype=float32, data=1.0>,
+    ///   1: <Tensor: shape=(), dtype=float32, data=1.0>
+    /// }");
+    /// assert!(model.variables.strategy() == &strategy);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[doc(alias = "tf.distribute.Strategy.scope")]
+    pub fn scope<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<T> {
+        let _scope = if self.is_default() {
+            // SCOPE-5: nothing is pushed for the default strategy.
+            if has_strategy() {
+                return Err(mixed("scope", None, self));
+            }
+            ContextGuard::unpushed()
+        } else {
+            self.enter("scope", "use the replica context's merge_call to leave it")?
+        };
+        body()
     }
-    Ok(enter(Mode::CrossReplica(strategy.clone())))
+
+    /// Enters the cross-replica context of this strategy for an operation that requires it. Returns an error with the
+    /// reason if that is not possible. Pushes nothing if the context is already at the top of the stack, or if this is
+    /// the default strategy.
+    pub(crate) fn enter(&self, operation: &'static str, advice: &'static str) -> Result<ContextGuard> {
+        let current = with_mode(|mode| match mode {
+            None => Ok(false),
+            Some(mode) if mode.is_cross_replica() && mode.strategy() == self => Ok(true),
+            // To other strategies, the default strategy's contexts count as none.
+            Some(mode) if mode.strategy().is_default() && !self.is_default() => Ok(false),
+            Some(Mode::Replica(context)) if context.strategy() == self => Err(Error::WrongContext {
+                operation,
+                required: ContextKind::CrossReplica,
+                found: ContextKind::Replica,
+                advice,
+            }),
+            Some(_) => Err(mixed(operation, None, self)),
+        })?;
+        // Above the global scope it is pushed anyway, because that scope may end inside this one.
+        let pushed = STACK.with_borrow(|stack| !stack.is_empty());
+        if (current && pushed) || self.is_default() {
+            return Ok(ContextGuard::unpushed());
+        }
+        Ok(enter(Mode::CrossReplica(self.clone())))
+    }
 }
 
 /// Returns an error if this thread runs a replica of a strategy other than the default one.
@@ -263,17 +320,6 @@ pub fn set_strategy(strategy: Option<&Strategy>) -> Result<()> {
         let given = strategy.filter(|strategy| !strategy.is_default());
         GLOBAL.set(given.map(|strategy| Mode::CrossReplica(strategy.clone())));
         Ok(())
-    }
-}
-
-// SCOPE-5
-/// Enters the scope of the default strategy, for which nothing is pushed. Returns an error if another strategy is
-/// current.
-pub(crate) fn enter_default(default: &Strategy) -> Result<ContextGuard> {
-    if has_strategy() {
-        Err(mixed("scope", None, default))
-    } else {
-        Ok(ContextGuard { pushed: false, _not_send: std::marker::PhantomData })
     }
 }
 

@@ -7,6 +7,7 @@ use crate::strategy::{CommunicationOptions, Strategy};
 use distribute_base::internal::lock;
 use distribute_base::{ContextKind, Error, Result};
 use distribute_collective::threads::Member;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
@@ -48,18 +49,18 @@ struct Inner {
 /// Returns the context of the default strategy's only replica.
 pub fn default_context() -> &'static ReplicaContext {
     static CONTEXT: OnceLock<ReplicaContext> = OnceLock::new();
-    CONTEXT.get_or_init(|| ReplicaContext::new(Strategy::default_strategy().clone(), Member::alone(0)))
+    CONTEXT.get_or_init(|| ReplicaContext::new(Strategy::default_strategy().clone(), Member::alone(0), None))
 }
 
 impl ReplicaContext {
-    pub(crate) fn new(strategy: Strategy, member: Member) -> Self {
+    pub(crate) fn new(strategy: Strategy, member: Member, rows: Option<Range<usize>>) -> Self {
         Self(
             Arc::new(Inner {
                 strategy,
                 member,
                 calls: AtomicU64::new(0),
                 expected: Mutex::default(),
-                layers: LayerState::default(),
+                layers: LayerState::new(rows),
             }),
             None,
         )

@@ -2,7 +2,7 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `run`, `begin` | runs a closure once per replica; begins a step on all workers |
+//! | `run` | begins a step on all workers, and runs a closure once per replica |
 //! | `merge` | the call in which all replicas pause while one function runs for all of them |
 //! | `reduce` | combines the replicas' values: `reduce` and `gather` |
 //! | `reduce_to`, `destinations` | combines values and copies the result to chosen devices |
@@ -10,7 +10,6 @@
 //! | `values` | values that a strategy creates or takes apart |
 //! | `rejoin` | the counters that are equal on all workers, after a process has joined |
 
-mod begin;
 mod destinations;
 mod merge;
 mod reduce;

@@ -9,8 +9,7 @@
 //! | `workers`, `cross_worker`, `agreement` | communication with other workers; combining values; sharing results and errors |
 //! | `wire` | records that workers exchange |
 //! | `rejoin` | re-forming the group |
-//! | `apart` | the counts of steps that this worker has trained alone |
-//! | `steps`, `step_stats` | the step counter; results of steps, for monitoring |
+//! | `steps` | the counters of steps, updates and steps trained alone; statistics of steps, for monitoring |
 //! | `step_meter` | the times of each worker's steps |
 //! | `extensions` | state that modules above this one store with a strategy |
 //! | `warn_single` | the warning that a process trains alone although it was started as one of several |
@@ -19,7 +18,6 @@
 //! over values and the trait must be object-safe. They are in the module `ops`.
 
 mod agreement;
-mod apart;
 mod cross_worker;
 mod default;
 mod devices;
@@ -27,7 +25,6 @@ mod extended;
 mod extensions;
 mod rejoin;
 mod step_meter;
-mod step_stats;
 mod steps;
 mod threads;
 mod validate;
@@ -62,7 +59,7 @@ pub use extended::{IndependentWorker, Replicas};
 pub use threads::Threads;
 
 use self::extensions::Extensions;
-use self::step_stats::StepStats;
+use self::steps::StepStats;
 use self::workers::Workers;
 use distribute_base::internal::{DeviceCopies, lock};
 use distribute_base::{MixedPrecision, Result};
@@ -369,11 +366,6 @@ impl Strategy {
     /// Returns the value of type `T` that another module stores with the strategy. Creates it on the first call.
     pub(crate) fn extension<T: Default + Send + Sync + 'static>(&self) -> Arc<T> {
         self.0.extensions.get()
-    }
-
-    /// Returns the sequence number of the next step, from 1, and increments the counter.
-    pub(crate) fn next_step(&self) -> u64 {
-        self.0.steps.fetch_add(1, Ordering::Relaxed) + 1
     }
 }
 

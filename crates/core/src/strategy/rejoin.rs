@@ -16,41 +16,6 @@ impl Strategy {
         self.extended().group().map_or(1, Group::generation)
     }
 
-    /// Returns the number of updates applied to the weights. It is equal on all workers between steps.
-    #[doc(hidden)]
-    pub fn updates(&self) -> u64 {
-        lock(&self.0.updates).count()
-    }
-
-    /// Records an update that an optimizer has applied on all replicas of this process.
-    #[doc(hidden)]
-    pub fn record_update(&self) {
-        lock(&self.0.updates).record_update();
-    }
-
-    /// Records that the program wrote to a variable that is equal on all workers. All workers must make this call.
-    #[doc(hidden)]
-    pub fn record_write(&self) {
-        lock(&self.0.updates).record_write(self.0.optimizers.load(Ordering::Relaxed));
-    }
-
-    /// Begins counting the updates of a step. Does nothing without a group, because then no step is repeated
-    /// after a failure.
-    pub(crate) fn begin_updates(&self) {
-        if !self.0.has_group {
-            return;
-        }
-        lock(&self.0.updates).begin(self.steps());
-    }
-
-    /// Stops counting the updates of a step that has succeeded.
-    pub(crate) fn end_updates(&self) {
-        if !self.0.has_group {
-            return;
-        }
-        lock(&self.0.updates).end();
-    }
-
     /// Resets the step counter to the step of the last update, so that the steps after it are repeated. Changes nothing
     /// if there are no such steps.
     ///

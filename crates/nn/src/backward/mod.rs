@@ -14,7 +14,7 @@
 //   compared with finite differences, as is candle_transformers' `resnet18` as a whole, and
 //   docs/reference/gradients.md has the results. Operations that leave no trace in that graph, such as
 //   `ops::layer_norm`, have no gradient, and the first step warns. If a gradient cannot be correct, it is an error.
-//   Tests: `optimizer/src/backward/graph.rs`, `computing/layers/of_candle.rs`,
+//   Tests: `nn/src/backward/graph.rs`, `computing/layers/of_candle.rs`,
 //   `computing/layers/stock_operations.rs`.
 
 mod elementwise;
@@ -36,7 +36,7 @@ use std::sync::Once;
 ///
 /// # Errors
 /// Returns candle's errors, and those of custom operations.
-pub(crate) fn backward(loss: &Tensor) -> Result<GradStore> {
+pub fn backward(loss: &Tensor) -> Result<GradStore> {
     backward_through(Graph::get(), loss)
 }
 

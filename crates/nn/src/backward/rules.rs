@@ -1,10 +1,10 @@
 //! The gradients of the arguments of each of candle's operations.
 
 use super::{NodeGradients, elementwise, shapes};
+use crate::gradients as nn;
 use candle_core::op::Op;
 use candle_core::{Result, Tensor};
 use distribute_base::internal::to_device;
-use distribute_nn::gradients as nn;
 
 /// Adds the gradients of the arguments of `op` to `all`, given the gradient `upstream` of its result.
 pub(super) fn apply(op: &Op, result: &Tensor, upstream: Tensor, all: &mut NodeGradients) -> Result<()> {

@@ -1,7 +1,7 @@
 //! A warning about batch-norm layers that are trained but run in evaluation mode.
 
-use crate::parameters::list_names;
 use distribute_core::internal::UnchangedNorm;
+use distribute_decisions::internal::variable_names;
 use std::collections::HashSet;
 
 /// Returns the warning to log after the first step; `None` if there is nothing to report.
@@ -35,7 +35,7 @@ pub(crate) fn warning(unchanged_norms: Vec<UnchangedNorm>, trained: &HashSet<&st
          candle_transformers' resnet, efficientnet, mobilenetv4 and mobileone do, is for inference: copy it and pass \
          true, or load \
          trained statistics first; layers that are frozen are not checked; see \"Batch-norm\" in docs/train/from-candle.md",
-        list_names(&names)
+        variable_names(&names)
     ))
 }
 

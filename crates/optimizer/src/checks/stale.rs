@@ -5,10 +5,10 @@
 //! one pass over each of the first two graphs.
 
 use crate::Parameters;
-use crate::parameters::list_names;
 use candle_core::{Tensor, TensorId};
 use distribute_base::internal::lock;
 use distribute_core::ReplicaContext;
+use distribute_decisions::internal::variable_names;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -83,7 +83,7 @@ fn warning(old: &[&Tensor], parameters: &Parameters) -> Option<String> {
          one step passes to the next; models that \
          fold layers into others when they are built, as candle_transformers' mobileone, repvgg and fastvit do, are \
          for inference",
-        list_names(&names)
+        variable_names(&names)
     ))
 }
 

@@ -2,8 +2,7 @@
 
 use super::outer;
 use crate::parameters::Parameters;
-use crate::update::local::LOCKED;
-use crate::update::locked::{Locked, with_locked};
+use crate::update::local::{LOCKED, Locked, with_locked};
 use candle_core::{DType, Var};
 use distribute_base::Result;
 use distribute_base::internal::with_elements;

@@ -59,9 +59,6 @@ pub(crate) fn exchange(
     step: u64,
     threads: &Threads<'_>,
 ) -> Result<Vec<(usize, ReplicaGradient)>> {
-    if !parameters.compression().has_feedback() {
-        return Ok(Vec::new());
-    }
     let variables: Vec<usize> = variables(parameters, headers).collect();
     let (worker, replicas) =
         calling.as_ref().map_or((0, mine.len()), |c| (c.world().worker(), c.world().replicas()));

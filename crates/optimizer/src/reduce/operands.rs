@@ -2,7 +2,6 @@
 
 use crate::gradients::row_len;
 use crate::parameters::Parameters;
-use crate::partition::Partition;
 use crate::reduce::Weighted;
 use crate::reduce::range::{GradientRange, Rounding, Summands};
 use crate::reduce::rows::RowRange;
@@ -10,6 +9,7 @@ use crate::transform::ResolvedTransforms;
 use candle_core::{DType, Layout, Storage, StorageRef, Var};
 use distribute_base::internal::{Dense, EitherFloat, Number, ReplicaGradient, Rows, operand};
 use distribute_base::{Error, Result};
+use distribute_decisions::internal::Partition;
 use std::borrow::Cow;
 use std::ops::Range;
 

@@ -1,11 +1,11 @@
 //! Ranges of a variable's gradient on all replicas, which can be split, reduced and transformed.
 
-use crate::partition::BLOCK;
 use crate::reduce::rows::RowRange;
 use crate::reduce::split::Splittable;
 use crate::transform::ResolvedTransforms;
 use distribute_base::internal::Number;
 use distribute_core::strategy::Wire;
+use distribute_decisions::internal::BLOCK;
 use distribute_tensor::kernel::fold_scaled;
 use std::borrow::Cow;
 use std::ops::Range;

@@ -1,9 +1,9 @@
 //! The split of all parameters into sections, one for each thread of a step.
 
-use crate::partition::BLOCK;
 use crate::sync::Threads;
 use distribute_base::Result;
 use distribute_base::internal::{EitherFloat, lock, panicked};
+use distribute_decisions::internal::BLOCK;
 use distribute_tensor::partition::chunk_len;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};

@@ -1,9 +1,8 @@
 //! The decision about a step, based on all headers: whether it is applied, with which weights, and with which warnings.
 
 use crate::Inner;
-use crate::checks::missing::{self, MissingGradients};
 use crate::checks::not_finite::{self, NotFinite};
-use crate::checks::{batch_norm, pending_losses::StepLoss};
+use crate::checks::{MissingGradients, batch_norm, pending_losses::StepLoss};
 use crate::header::{GradientKind, Position, StepHeader};
 use crate::progress::{Incomplete, busy_error};
 use crate::rate;
@@ -15,6 +14,7 @@ use distribute_base::{Error, ErrorKind, Result};
 use distribute_collective::recovery::shards::Version;
 use distribute_core::ReplicaContext;
 use distribute_core::internal::failure;
+use distribute_decisions::internal::{MissingReport, missing_gradients};
 use distribute_log::warn_or_stderr;
 use std::sync::atomic::Ordering;
 
@@ -194,10 +194,8 @@ impl Inner {
         let incomplete: Vec<_> = (0..workers.len()).filter(|worker| workers[*worker].incomplete).collect();
         if let Some(worker) = incomplete.first() {
             let step = workers[*worker].finished + 1;
-            let state = match &self.parameters.partition {
-                None => Incomplete::Tables,
-                Some(partition) => partition.incomplete(),
-            };
+            let partition = self.parameters.partition.as_deref();
+            let state = partition.map_or(Incomplete::Tables, Incomplete::with_partition);
             return Err(state.since(operation, step, &incomplete));
         }
         // INV-109
@@ -264,9 +262,9 @@ impl Inner {
             let with: Vec<_> = names
                 .map(|(index, name)| (name, all.iter().any(|c| c.kinds[index] != GradientKind::Missing)))
                 .collect();
-            match (missing::report(&with), self.missing_gradients) {
+            match (missing_gradients(&with), self.missing_gradients) {
                 (None, _) => {}
-                (Some(missing::MissingReport { missing, text }), MissingGradients::Error) => {
+                (Some(MissingReport { missing, text }), MissingGradients::Error) => {
                     let operation = log.operation;
                     return Err(Error::MissingGradients { operation, variables: missing, reason: text });
                 }

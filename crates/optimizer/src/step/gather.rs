@@ -3,7 +3,6 @@
 use crate::Inner;
 use crate::header::{self, OuterHeader, StepHeader};
 use crate::parameters::Parameters;
-use crate::rate::Rate;
 use crate::step::agreement;
 use crate::step::replica::ReplicaGradients;
 use distribute_base::Result;
@@ -11,7 +10,6 @@ use distribute_cluster::Fingerprint;
 use distribute_collective::Failure;
 use distribute_collective::group::GroupCall;
 use distribute_collective::threads::Member;
-use distribute_core::internal::{Mode, enter};
 use distribute_decisions::internal::Settings;
 use std::sync::Arc;
 
@@ -48,23 +46,6 @@ impl Inner {
                 exchange(calling, mine, variables, || self.settings())
             })?;
         Ok(GatheredStep { mine, all })
-    }
-
-    /// Returns the position of this process in its training run. Returns `None` if it need not be compared: there are
-    /// no other workers, the learning rate has no schedule, and the state is complete.
-    pub(crate) fn position(&self, operation: &'static str, member: &Member) -> Option<header::Position> {
-        let finished = self.finished_steps();
-        let incomplete = self.progress.is_incomplete() || self.backend.is_incomplete(self);
-        if !incomplete && matches!(self.rate, Rate::Constant(_)) && member.session().is_none() {
-            return None;
-        }
-        let copied = self.parameters.partition.as_ref().and_then(|partition| partition.copied_worker());
-        let version = copied.map(|_| self.progress.copies().version);
-        let _once = enter(Mode::CrossReplica(self.parameters.strategy.clone()));
-        let learning_rate = self.rate.for_step(finished, operation).map_err(Arc::new);
-        let settings = member.session().and_then(|_| self.digest_to_compare());
-        let loss_scale = self.loss_scaling.factor();
-        Some(header::Position { finished, incomplete, version, settings, loss_scale, learning_rate })
     }
 }
 

@@ -1,7 +1,7 @@
 //! One training step. This module contains the algorithm; each of its phases has a separate file.
 //!
-//! 1. **Backward** ([`backward`]). The crate's own `backward` traverses the graph of the loss, because candle computes
-//!    some gradients incorrectly. Layers of `nn` write gradients into the replica's bucket; the traversal returns all
+//! 1. **Backward** ([`backward`]). `backward` of `nn` traverses the graph of the loss, because candle computes some
+//!    gradients incorrectly. Layers of `nn` write gradients into the replica's bucket; the traversal returns all
 //!    other gradients. If there are other workers, dense gradients are in *packs*. All workers have the layout of the
 //!    packs from the previous step. A gradient is considered complete after the same number of writes as in the last
 //!    step. A complete pack is sent while the backward pass continues, and sent again if it changes after that.
@@ -38,7 +38,6 @@ use crate::reduce::{Weighted, compressed, workers};
 use crate::step::backward::ReplicaLosses;
 use crate::step::decide::{StepAction, StepDecision, StepLog};
 use crate::step::gather::GatheredStep;
-use crate::step::replica::ReplicaGradients;
 use crate::sync::{StepSync, Threads, abort_on};
 use crate::update::{Pass, Update};
 use crate::{Inner, Transform, Weighting};
@@ -46,7 +45,6 @@ use candle_core::{Device, Tensor};
 use distribute_base::internal::to_device;
 use distribute_base::{Error, Result};
 use distribute_cluster::{Fingerprint, Operation};
-use distribute_collective::threads::Member;
 use distribute_core::ReplicaContext;
 use distribute_core::internal::failure;
 use std::panic::Location;
@@ -111,29 +109,6 @@ impl Inner {
         self.finish(ctx, operation, made?, pending)
     }
 
-    /// Prepares the gradients of this replica and their header.
-    fn contribute(
-        &self,
-        ctx: &ReplicaContext,
-        member: &Member,
-        operation: &'static str,
-        mine: ReplicaLosses,
-        copies: &Copies<'_>,
-    ) -> Result<ReplicaGradients> {
-        let early = mine.early;
-        let on_device = self.backend.gradients_on_device(self, copies, ctx.local_replica());
-        let mut mine = ReplicaGradients::new(self, mine, &on_device)?;
-        mine.header.rows = ctx.rows().map(|rows| rows.len());
-        if early && mine.header.early.is_none() && member.replica() == 0 {
-            mine.header.order = self.parameters.buckets.order();
-        }
-        if member.rank() == 0 {
-            // Before replicas exchange headers, so that a schedule that hangs delays no replica beyond the deadline.
-            mine.header.position = self.position(operation, member);
-        }
-        Ok(mine)
-    }
-
     /// Decides about the step, exchanges gradients, reduces and updates. All headers must have been exchanged.
     pub(crate) fn decide_and_apply(&self, log: &mut StepLog, step: StepContext<'_>) -> Result<StepDecision> {
         if self.needs_complete_gradients() {
@@ -156,6 +131,19 @@ impl Inner {
         })
     }
 
+    /// Returns `true` if closures or the backend need complete gradients after the reduction.
+    fn needs_complete_gradients(&self) -> bool {
+        !self.backend.is_one_pass(self) || self.end_of_closures() > 0
+    }
+
+    /// Returns the number of transforms after the reduction, up to and including the last closure.
+    fn end_of_closures(&self) -> usize {
+        self.after_reduce
+            .iter()
+            .rposition(|transform| transform.closure().is_some())
+            .map_or(0, |last| last + 1)
+    }
+
     /// Acquires the right to change the state, copies variables and slots to the host if the step updates them there,
     /// and exchanges gradients with the other workers.
     fn exchange<'a: 'b, 'b>(
@@ -170,14 +158,12 @@ impl Inner {
         let mut calling = step.sync.group_call("its gradients");
         let exchanged = self.progress.change(log.operation).and_then(|change| {
             self.parameters.sync_to_host_with_slots(&change, step.copies)?;
-            let sums = compressed::exchange(
-                calling.as_mut(),
-                &self.parameters,
-                headers,
-                mine,
-                change.number(),
-                threads,
-            )?;
+            let sums = if self.parameters.compression().has_feedback() {
+                let step = change.number();
+                compressed::exchange(calling.as_mut(), &self.parameters, headers, mine, step, threads)?
+            } else {
+                Vec::new()
+            };
             let operands = match &mut calling {
                 Some(calling) => {
                     workers::exchange(calling, &self.parameters, headers, weights, mine, threads)?

@@ -14,11 +14,6 @@ use distribute_core::internal::{Mode, enter};
 use std::sync::Arc;
 
 impl Inner {
-    /// Returns `true` if closures or the backend need complete gradients after the reduction.
-    pub(super) fn needs_complete_gradients(&self) -> bool {
-        !self.backend.is_one_pass(self) || self.end_of_closures() > 0
-    }
-
     /// Acts like [`decide_and_apply`](Self::decide_and_apply), for steps that need complete gradients. A part ends
     /// after each closure. Transforms after the last closure form the last part, unless the backend applies them in its
     /// single pass.
@@ -95,13 +90,5 @@ impl Inner {
             let _once = enter(Mode::CrossReplica(self.parameters.strategy.clone()));
             Ok(Arc::new(reduce::apply_closure(closure, &self.parameters, Arc::unwrap_or_clone(gradients))?))
         })
-    }
-
-    /// Returns the number of transforms after the reduction, up to and including the last closure.
-    fn end_of_closures(&self) -> usize {
-        self.after_reduce
-            .iter()
-            .rposition(|transform| transform.closure().is_some())
-            .map_or(0, |last| last + 1)
     }
 }

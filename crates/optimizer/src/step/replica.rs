@@ -6,14 +6,18 @@
 
 use crate::checks::finite::all_finite;
 use crate::gradients::Gradient;
-use crate::header::{EarlyGradients, GradientKind, OuterHeader, StepHeader};
-use crate::parameters::Parameters;
+use crate::header::{EarlyGradients, GradientKind, OuterHeader, Position, StepHeader};
+use crate::parameters::{Copies, Parameters};
+use crate::rate::Rate;
 use crate::step::backward::{self, ReplicaLosses};
 use crate::update::devices;
 use crate::{Inner, Transform, Weighting, reduce};
 use candle_core::{Tensor, Var};
 use distribute_base::Result;
 use distribute_base::internal::{Bucket, ReplicaGradient};
+use distribute_collective::threads::Member;
+use distribute_core::ReplicaContext;
+use distribute_core::internal::{Mode, enter};
 use std::sync::Arc;
 
 /// The gradients of one replica in a step, with their header.
@@ -34,7 +38,7 @@ impl ReplicaGradients {
     /// Prepares the gradients, on the replica's own thread: applies transforms and adds up rows that occur more than
     /// once. Gradients of variables with a copy in `on_device` stay on the replica's device. If there are such
     /// variables, the loss also stays on the device, unless there are several replicas or gradients are checked.
-    pub(crate) fn new(optimizer: &Inner, mine: ReplicaLosses, on_device: &[Option<&Var>]) -> Result<Self> {
+    fn new(optimizer: &Inner, mine: ReplicaLosses, on_device: &[Option<&Var>]) -> Result<Self> {
         let ReplicaLosses { gradients, bucket, weighting, losses, dtype, .. } = mine;
         let parameters = &*optimizer.parameters;
         let found = gradients.into_checked(parameters)?;
@@ -116,6 +120,48 @@ impl ReplicaGradients {
             }
         }
         Ok(())
+    }
+}
+
+impl Inner {
+    /// Prepares the gradients of this replica and their header.
+    pub(super) fn contribute(
+        &self,
+        ctx: &ReplicaContext,
+        member: &Member,
+        operation: &'static str,
+        mine: ReplicaLosses,
+        copies: &Copies<'_>,
+    ) -> Result<ReplicaGradients> {
+        let early = mine.early;
+        let on_device = self.backend.gradients_on_device(self, copies, ctx.local_replica());
+        let mut mine = ReplicaGradients::new(self, mine, &on_device)?;
+        mine.header.rows = ctx.rows().map(|rows| rows.len());
+        if early && mine.header.early.is_none() && member.replica() == 0 {
+            mine.header.order = self.parameters.buckets.order();
+        }
+        if member.rank() == 0 {
+            // Before replicas exchange headers, so that a schedule that hangs delays no replica beyond the deadline.
+            mine.header.position = self.position(operation, member);
+        }
+        Ok(mine)
+    }
+
+    /// Returns the position of this process in its training run. Returns `None` if it need not be compared: there are
+    /// no other workers, the learning rate has no schedule, and the state is complete.
+    fn position(&self, operation: &'static str, member: &Member) -> Option<Position> {
+        let finished = self.finished_steps();
+        let incomplete = self.progress.is_incomplete() || self.backend.is_incomplete(self);
+        if !incomplete && matches!(self.rate, Rate::Constant(_)) && member.session().is_none() {
+            return None;
+        }
+        let copied = self.parameters.partition.as_ref().and_then(|partition| partition.copied_worker());
+        let version = copied.map(|_| self.progress.copies().version);
+        let _once = enter(Mode::CrossReplica(self.parameters.strategy.clone()));
+        let learning_rate = self.rate.for_step(finished, operation).map_err(Arc::new);
+        let settings = member.session().and_then(|_| self.digest_to_compare());
+        let loss_scale = self.loss_scaling.factor();
+        Some(Position { finished, incomplete, version, settings, loss_scale, learning_rate })
     }
 }
 

@@ -13,7 +13,6 @@ mod slots;
 
 use crate::parameters::Parameters;
 use crate::progress::Change;
-use crate::slots::SlotShare;
 use crate::sync::StepSync;
 use crate::update::{self, Backend, Pass, Saved, Update, When};
 use crate::{Inner, Transform};
@@ -22,6 +21,7 @@ use distribute_base::internal::ReplicaGradient;
 use distribute_base::{Error, Result};
 use distribute_checkpoint::{Reader, Writer};
 use distribute_core::{Strategy, Variable};
+use distribute_decisions::internal::SlotShare;
 use distribute_optim::{Rule, RuleSpec, Unit};
 use distribute_ps_client::internal::{PushRequests, RemoteVariable};
 use distribute_ps_tables::Push;

@@ -113,7 +113,7 @@ fn require_complete(
             return Ok(());
         }
         let (worker, partition) = (strategy.world().worker(), optimizer.parameters.partition.as_ref());
-        let state = partition.map_or(Incomplete::Sharded, |partition| partition.incomplete());
+        let state = partition.map_or(Incomplete::Sharded, |partition| Incomplete::with_partition(partition));
         Err(state.since(operation, optimizer.finished_steps() + 1, &[worker]))
     });
     strategy

@@ -12,7 +12,7 @@
 // - **INV-40** If workers shard an optimizer's state, each element of a variable has one assignee, and no variable
 //   is written before the new values of all assignees have arrived. If a step ends after slots have changed and
 //   before that, every later call that needs them returns this error, until they are restored. Tests:
-//   `optimizer/src/partition.rs`, `optimizer/src/update/sharded/tests.rs`, `clusters/multi_worker/sharded.rs`.
+//   `decisions/src/partition.rs`, `optimizer/src/update/sharded/tests.rs`, `clusters/multi_worker/sharded.rs`.
 
 mod gather;
 mod norms;
@@ -23,8 +23,7 @@ mod transfer;
 use crate::Inner;
 use crate::groups::Rules;
 use crate::parameters::Parameters;
-use crate::partition::{BLOCK, Partition};
-use crate::progress::Change;
+use crate::progress::{Change, Incomplete};
 use crate::reduce::operands::{Operands, VariableOperands};
 use crate::reduce::range::{GradientRange, Summands};
 use crate::reduce::resolve;
@@ -32,8 +31,7 @@ use crate::reduce::split::{Splittable, WorkSplit};
 use crate::slots::Slots;
 use crate::sync::{Threads, abort_on};
 use crate::transform::Transform;
-use crate::update::local::{InPlaceUpdater, LOCKED, UpdateRange, update};
-use crate::update::locked::{Locked, with_locked};
+use crate::update::local::{InPlaceUpdater, LOCKED, Locked, UpdateRange, update, with_locked};
 use crate::update::rounding;
 use crate::update::touched::Touched;
 use crate::update::{Backend, Pass, Saved, Update, When, new_slots};
@@ -44,6 +42,7 @@ use distribute_base::{Error, Result};
 use distribute_checkpoint::{Reader, Writer};
 use distribute_collective::group::GroupCall;
 use distribute_core::internal::failure;
+use distribute_decisions::internal::{BLOCK, Partition};
 use distribute_optim::{Rule, SlotSpec, Unit};
 use replicated::ShardGradients;
 use rows::RowShard;
@@ -91,7 +90,7 @@ impl Backend for Sharded {
             if !change.is_incomplete() {
                 return error;
             }
-            self.partition.incomplete().interrupted(update.operation, change.number(), error)
+            Incomplete::with_partition(&self.partition).interrupted(update.operation, change.number(), error)
         })
     }
 

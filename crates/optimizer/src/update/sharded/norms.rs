@@ -1,11 +1,10 @@
 //! Sums of squares of gradients, if each worker has only a range of the gradients.
 
-use crate::partition::BLOCK;
-use crate::partition::Partition;
 use crate::reduce::operands::VariableOperands;
 use distribute_base::Result;
 use distribute_collective::group::{GroupCall, numbers};
 use distribute_core::internal::failure;
+use distribute_decisions::internal::{BLOCK, Partition};
 use std::vec;
 
 /// Returns the sums of squares of all blocks of all variables, in the order of elements. Their sum is therefore

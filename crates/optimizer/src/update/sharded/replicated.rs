@@ -18,7 +18,6 @@
 
 use super::{ChangedVariable, Sharded, WIDEST, Write, changing, norms};
 use crate::Inner;
-use crate::partition::BLOCK;
 use crate::progress::{Change, Incomplete, NextSlots};
 use crate::reduce::operands::{FullRange, Operands, Values, VariableOperands};
 use crate::reduce::range::{GradientRange, Rounding, Summands, blocks};
@@ -36,6 +35,7 @@ use distribute_checkpoint::Reader;
 use distribute_collective::group::{GroupCall, numbers};
 use distribute_collective::recovery::shards::Version;
 use distribute_core::internal::failure;
+use distribute_decisions::internal::BLOCK;
 use distribute_log::warn_or_stderr;
 use std::borrow::Cow;
 use std::ops::Range;

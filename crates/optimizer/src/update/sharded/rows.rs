@@ -1,7 +1,6 @@
 //! The update of the rows of a table that are in a worker's range, with the gradients of all replicas. New values are
 //! written to separate memory.
 
-use crate::partition::BLOCK;
 use crate::reduce::rows::RowRange;
 use crate::reduce::split::Splittable;
 use crate::slots::slot_range;
@@ -9,6 +8,7 @@ use crate::transform::ResolvedTransforms;
 use crate::update::sharded::Write;
 use crate::update::touched::{Touched, clipped, rows_of};
 use distribute_base::internal::Number;
+use distribute_decisions::internal::BLOCK;
 use distribute_optim::{Rule, RuleExt, Step, Unit, UpdateError};
 use distribute_tensor::kernel::fold_scaled;
 use std::ops::Range;

@@ -4,13 +4,13 @@
 //   `clusters/recovery/sharded.rs`.
 
 use crate::Inner;
-use crate::partition::Partition;
 use crate::slots::Slots;
 use crate::update::{Saved, new_slots};
 use bytes::Bytes;
 use distribute_base::{Error, Result};
 use distribute_collective::recovery::shards::{Inventory, Version};
 use distribute_core::internal::ShardedState;
+use distribute_decisions::internal::Partition;
 
 const OPERATION: &str = "Training";
 
