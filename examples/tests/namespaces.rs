@@ -4,7 +4,7 @@
 //! Needs root, `ip` of iproute2 and `openssl`, so it only runs on request:
 //!
 //! ```text
-//! DISTRIBUTE_TEST_NAMESPACES=1 cargo test -p distribute-examples --test namespaces
+//! DISTRIBUTE_TEST_NAMESPACES=1 cargo test -p distribute-examples-tests --test namespaces
 //! ```
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! cargo build -p distribute-examples --examples
-//! DISTRIBUTE_TEST_SLURM=1 cargo test -p distribute-examples --test slurm
+//! DISTRIBUTE_TEST_SLURM=1 cargo test -p distribute-examples-tests --test slurm
 //! ```
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]

@@ -7,10 +7,12 @@ use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 
-/// Returns the program of an example, which `cargo test` has built next to this test.
+/// Returns the program of an example, which `cargo test` of the workspace has built next to this test.
 pub fn example(name: &str) -> PathBuf {
     let test = std::env::current_exe().unwrap();
-    test.parent().and_then(|deps| deps.parent()).unwrap().join("examples").join(name)
+    let program = test.parent().and_then(|deps| deps.parent()).unwrap().join("examples").join(name);
+    assert!(program.exists(), "first: cargo build -p distribute-examples --examples");
+    program
 }
 
 /// The workers of a job, which are killed on drop, and the port of the first.
