@@ -4,8 +4,7 @@ use super::choice::{Algorithm, choose};
 use super::{CrossDeviceOps, Reduction, ReductionToOneDevice, on_device, sum};
 use crate::CommunicationOptions;
 use distribute_base::{DeviceName, Error, Result};
-use distribute_tensor::fold::Alone;
-use distribute_tensor::{Leaf, Packing, ReduceOp, pack::reduce_packed};
+use distribute_tensor::{Leaf, Packing, ReduceOp, pack::reduce_packed_alone};
 
 /// An algorithm that sums each half of the replicas on the half's first device, and then adds the two sums.
 ///
@@ -76,7 +75,7 @@ impl HierarchicalCopyAllReduce {
             let list = |replica| values.iter().map(|parts| on_device(&parts[replica], device)).collect();
             let lists = replicas.map(list).collect::<Result<Vec<Vec<_>>>>()?;
             let views: Vec<&[Leaf]> = lists.iter().map(Vec::as_slice).collect();
-            reduce_packed(ReduceOp::Sum, &views, Packing::Count(self.num_packs), &Alone).map_err(tensor())
+            reduce_packed_alone(ReduceOp::Sum, &views, Packing::Count(self.num_packs)).map_err(tensor())
         };
         let (left, right) = (half(0..cut)?, half(cut..devices.len())?);
         let across = left.into_iter().zip(right).zip(dtypes).map(|((left, right), dtype)| {

@@ -9,7 +9,7 @@ use crate::fold::{Folder, mean};
 use crate::host::{axis_of, check_axes, check_pieces, check_range, check_rows, check_same, sum_over};
 use crate::kernel;
 use crate::{DType, Error, HostTensor, ReduceOp, Result};
-use candle_core::{DType as CandleDType, Device, Layout, Storage, Tensor, WithDType};
+use candle_core::{DType as CandleDType, Device, Layout, Storage, StorageRef, Tensor, WithDType};
 use std::collections::BTreeMap;
 
 /// Evaluates an expression in which `$t` is the Rust type of a candle dtype.
@@ -382,16 +382,29 @@ pub(crate) fn joined(tensors: &[&Tensor]) -> Result<HostTensor> {
     with_type!("join", first.dtype(), T => Ok(HostTensor::vector(slices::<T, _>(tensors, |all| all.concat())?)))
 }
 
-/// Calls `f` with the elements of tensors on the CPU, in row-major order. Contiguous tensors are not copied.
+/// Returns contiguous tensors with the same elements. Contiguous tensors are not copied.
+fn contiguous(tensors: &[&Tensor]) -> Result<Vec<Tensor>> {
+    Ok(tensors.iter().map(|t| t.contiguous()).collect::<candle_core::Result<_>>()?)
+}
+
+/// Locks the storages of tensors for reading. Returns the address of each tensor's storage, and the storages by their
+/// addresses.
 ///
 /// Each storage is locked only once, in the order of addresses. If tensors share a storage, locking it again could
 /// deadlock with a writer that is waiting for the first lock to be released.
-fn slices<T: WithDType, R>(tensors: &[&Tensor], f: impl FnOnce(&[&[T]]) -> R) -> Result<R> {
-    let tensors = tensors.iter().map(|t| t.contiguous()).collect::<candle_core::Result<Vec<_>>>()?;
+fn lock_storages(tensors: &[Tensor]) -> (Vec<usize>, BTreeMap<usize, StorageRef<'_>>) {
     let address = |t: &Tensor| std::ptr::from_ref::<Storage>(&t.storage_and_layout().0).addr();
     let addresses: Vec<usize> = tensors.iter().map(address).collect();
-    let owners: BTreeMap<usize, &Tensor> = addresses.iter().copied().zip(&tensors).collect();
-    let guards: BTreeMap<usize, _> = owners.into_iter().map(|(a, t)| (a, t.storage_and_layout().0)).collect();
+    let owners: BTreeMap<usize, &Tensor> = addresses.iter().copied().zip(tensors).collect();
+    let guards = owners.into_iter().map(|(address, t)| (address, t.storage_and_layout().0)).collect();
+    (addresses, guards)
+}
+
+/// Calls `f` with the elements of tensors on the CPU, in row-major order. Contiguous tensors are not copied.
+// This function is compiled for many closures: what does not depend on the dtype is in the two above.
+fn slices<T: WithDType, R>(tensors: &[&Tensor], f: impl FnOnce(&[&[T]]) -> R) -> Result<R> {
+    let tensors = contiguous(tensors)?;
+    let (addresses, guards) = lock_storages(&tensors);
     let mut views = Vec::with_capacity(tensors.len());
     for (tensor, address) in tensors.iter().zip(&addresses) {
         // A view without rows may begin after the end of the storage.

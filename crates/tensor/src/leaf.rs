@@ -105,6 +105,8 @@ impl Leaf {
     /// - [`Error::Differs`]: a replica does not match replica 0.
     /// - [`Error::UnsupportedDType`]: the dtype is bool or string.
     /// - The other errors of [`IndexedSlices::reduce`], if all leaves are indexed slices.
+    // Crates that call this would otherwise compile the sums of all dtypes again.
+    #[inline(never)]
     pub fn reduce(op: ReduceOp, leaves: &[Leaf]) -> Result<Leaf> {
         Self::reduce_with(op, leaves, &Alone)
     }

@@ -2,7 +2,7 @@
 //!
 //! Sums over replicas are element-wise, so the result is bit-identical for every partition into buckets.
 
-use crate::fold::Folder;
+use crate::fold::{Alone, Folder};
 use crate::{Leaf, ReduceOp, Result};
 use std::ops::Range;
 
@@ -127,6 +127,16 @@ pub fn reduce_packed(
     pieces.into_iter().enumerate().map(whole).collect()
 }
 
+/// Acts like [`reduce_packed`], on the calling thread alone.
+///
+/// # Errors
+/// Returns the errors of [`Leaf::reduce`].
+// Crates that call this would otherwise compile the sums of all dtypes again.
+#[inline(never)]
+pub fn reduce_packed_alone(op: ReduceOp, replicas: &[&[Leaf]], packing: Packing) -> Result<Vec<Leaf>> {
+    reduce_packed(op, replicas, packing, &Alone)
+}
+
 /// Returns the groups of leaves that can share buckets, each with the size of its elements in bytes.
 fn groups(replicas: &[&[Leaf]], count: usize) -> Vec<(Vec<usize>, usize)> {
     let mut groups: Vec<(Vec<usize>, usize)> = Vec::new();
@@ -175,7 +185,6 @@ fn join(leaves: &[Leaf], group: &[usize], pack: &[Segment]) -> Result<Leaf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fold::Alone;
     use crate::{HostTensor, IndexedSlices};
     use proptest::prelude::*;
 

@@ -161,6 +161,8 @@ impl IndexedSlices {
     /// - [`Error::Differs`]: a replica does not match replica 0.
     /// - [`Error::UnsupportedDType`]: the dtype is bool or string.
     /// - The errors of [`new`](Self::new): replica 0's slices are inconsistent.
+    // Crates that call this would otherwise compile the sums of all dtypes again.
+    #[inline(never)]
     pub fn reduce(op: ReduceOp, slices: &[&IndexedSlices]) -> Result<IndexedSlices> {
         Self::reduce_with(op, slices, &Alone)
     }

@@ -22,6 +22,8 @@ impl HostTensor {
     /// - [`Error::Empty`]: `tensors` is empty.
     /// - [`Error::Differs`]: a tensor has a different dtype or shape than the first one.
     /// - [`Error::UnsupportedDType`]: the dtype is bool or string, even for a single tensor.
+    // Crates that call this would otherwise compile the sums of all dtypes again.
+    #[inline(never)]
     pub fn reduce(op: ReduceOp, tensors: &[&HostTensor]) -> Result<HostTensor> {
         Self::reduce_with(op, tensors, &Alone)
     }
