@@ -8,13 +8,11 @@
 //! | `reduce_to`, `destinations` | combines values and copies the result to chosen devices |
 //! | `update` | updates variables, once per copy |
 //! | `values` | values that a strategy creates or takes apart |
-//! | `rejoin` | the counters that are equal on all workers, after a process has joined |
 
 mod destinations;
 mod merge;
 mod reduce;
 mod reduce_to;
-mod rejoin;
 mod run;
 mod update;
 mod values;

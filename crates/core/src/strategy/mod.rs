@@ -11,7 +11,6 @@
 //! | `rejoin` | re-forming the group |
 //! | `steps` | the counters of steps, updates and steps trained alone; statistics of steps, for monitoring |
 //! | `step_meter` | the times of each worker's steps |
-//! | `extensions` | state that modules above this one store with a strategy |
 //! | `warn_single` | the warning that a process trains alone although it was started as one of several |
 //!
 //! Operations such as `reduce_to` are methods of [`Strategy`], not of the trait, because they are generic
@@ -22,7 +21,6 @@ mod cross_worker;
 mod default;
 mod devices;
 mod extended;
-mod extensions;
 mod rejoin;
 mod step_meter;
 mod steps;
@@ -58,7 +56,6 @@ pub use extended::StrategyExtended;
 pub use extended::{IndependentWorker, Replicas};
 pub use threads::Threads;
 
-use self::extensions::Extensions;
 use self::steps::StepStats;
 use self::workers::Workers;
 use distribute_base::internal::{DeviceCopies, lock};
@@ -67,6 +64,8 @@ use distribute_cluster::World;
 use distribute_collective::recovery::Updates;
 use distribute_decisions::internal::{Notice, StepMeter};
 use distribute_ps_client::internal::Session;
+use std::any::{Any, TypeId};
+use std::collections::HashMap;
 use std::fmt;
 use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -127,6 +126,19 @@ struct Inner {
     /// The record of a notice to shut down gracefully.
     notice: Arc<Notice>,
     extensions: Extensions,
+}
+
+/// State that modules above this one store with a strategy: one value per requested type.
+#[derive(Default)]
+struct Extensions(Mutex<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>);
+
+impl Extensions {
+    /// Returns the value of type `T`. Creates it on the first call.
+    fn get<T: Default + Send + Sync + 'static>(&self) -> Arc<T> {
+        let value = lock(&self.0).entry(TypeId::of::<T>()).or_insert_with(|| Arc::<T>::default()).clone();
+        // The key is the type, so the downcast succeeds.
+        value.downcast().unwrap_or_default()
+    }
 }
 
 impl Strategy {

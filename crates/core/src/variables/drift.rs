@@ -20,6 +20,7 @@ use crate::strategy::{Strategy, wire};
 use distribute_base::internal::lock;
 use distribute_base::{Error, Result};
 use distribute_cluster::{Fingerprint, Operation};
+use distribute_collective::recovery::Counters;
 use distribute_decisions::internal::{ComparisonPlan, Drift, VariableChecksum, find_drift};
 use distribute_log::warn_or_stderr;
 use serde::{Deserialize, Serialize};
@@ -75,7 +76,7 @@ impl DriftCheck {
     }
 
     /// Discards the plan and the dropped variables, because new workers have only the variables that still exist.
-    pub(crate) fn restart(&self) {
+    fn restart(&self) {
         let mut all = lock(&self.variables);
         all.variables.retain(WeakVariable::is_alive);
         all.planned = None;
@@ -155,6 +156,15 @@ fn value(variable: &Variable) -> String {
 }
 
 impl Strategy {
+    /// Sets the counters to the values that all workers have agreed on. The check that variables are equal on all
+    /// workers starts over.
+    #[doc(hidden)]
+    pub fn set_counters(&self, counters: Counters) {
+        self.store_counters(counters);
+        // Workers that joined later don't know that some variables have been dropped.
+        self.extension::<DriftCheck>().restart();
+    }
+
     /// Returns the digest that this worker sends at the beginning of its next step. Returns `None` if variables are not
     /// compared. No step is running at this time, so no thread writes variables.
     pub(crate) fn drift_digest(&self) -> Result<Option<Digest>> {

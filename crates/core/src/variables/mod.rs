@@ -44,7 +44,7 @@ mod write;
 pub(crate) use cache::ReadCache;
 pub use create::VariableBuilder;
 pub use distribute_ps_client::internal::row_of_id;
-pub(crate) use drift::{Digest, DriftCheck};
+pub(crate) use drift::Digest;
 pub use model::UnchangedNorm;
 pub use model::Variables;
 pub use model::rebuild;
