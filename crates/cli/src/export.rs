@@ -296,6 +296,7 @@ mod tests {
             parts: 0,
             bytes: 0,
             rule: None,
+            reads: Default::default(),
         };
         let of = |tables: &[TableInfo], strategy| {
             let all: Vec<_> = tables.iter().cloned().enumerate().collect();

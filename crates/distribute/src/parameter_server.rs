@@ -36,5 +36,5 @@ pub use distribute_ps_tables::PrefetchUsage;
 #[doc(inline)]
 pub use distribute_ps_tables::{
     DynamicOptions, DynamicState, Eviction, Initializer, PartitionStrategy, PartitionerSpec, Placed,
-    Placement, PlacementPolicy, PlacementSnapshot, Usage, partition, shard_name,
+    Placement, PlacementPolicy, PlacementSnapshot, RowReads, Usage, partition, shard_name,
 };

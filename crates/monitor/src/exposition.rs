@@ -124,6 +124,15 @@ pub fn exposition(report: &Report) -> String {
     out.each("distribute_server_rows_read_total", "counter", help, of(|it| it.rows_read));
     let help = "Rows that had gradients sent to a server since it started.";
     out.each("distribute_server_rows_pushed_total", "counter", help, of(|it| it.rows_pushed));
+    let shards = || servers.iter().flat_map(|server| server.shards.iter().map(move |shard| (server, shard)));
+    let of = |value: fn(&crate::Shard) -> u64| {
+        shards()
+            .map(move |(it, shard)| ([("server", &*it.name), ("shard", &*shard.name)], value(shard) as f64))
+    };
+    let help =
+        "Rows that were read from a shard since its server started, for the shards that are read most.";
+    out.each("distribute_shard_rows_read_total", "counter", help, of(|it| it.rows_read));
+    out.each("distribute_shard_bytes_read_total", "counter", "Bytes of these.", of(|it| it.bytes_read));
     if let Some(RowCache { hits, misses, saved_bytes, max_age, rows }) = report.row_cache {
         let read = [([("from", "cache")], hits as f64), ([("from", "tables")], misses as f64)];
         let help = "Rows that this process has read from its caches of rows, and from the tables.";
@@ -229,6 +238,8 @@ mod tests {
             "distribute_row_cache_saved_bytes_total 960",
             "distribute_row_cache_max_age 4",
             "distribute_row_cache_rows 25",
+            "distribute_shard_rows_read_total{server=\"ps 1\",shard=\"words/part_1\"} 70",
+            "distribute_shard_bytes_read_total{server=\"ps 0\",shard=\"words/part_0\"} 2240",
             "distribute_prefetch_rows_total{requested=\"early\"} 60",
             "distribute_prefetch_rows_total{requested=\"late\"} 20",
         ] {

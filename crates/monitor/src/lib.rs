@@ -38,7 +38,7 @@ pub use error::{Error, Result};
 pub use exposition::exposition;
 pub use report::{
     Activity, Coordinator, FORMAT, ParameterServer, Prefetch, Progress, Replica, Report, RowCache, Sample,
-    StepTimes, Straggler, Wait, Worker, World,
+    Shard, StepTimes, Straggler, Wait, Worker, World,
 };
 #[cfg(unix)]
 pub use server::Server;

@@ -229,6 +229,20 @@ pub struct ParameterServer {
     /// the replicating server.
     #[serde(default)]
     pub copies: Option<u64>,
+    /// The shards on the server from which most rows have been read, in the order of their names.
+    #[serde(default)]
+    pub shards: Vec<Shard>,
+}
+
+/// The rows that have been read from a variable or a shard since its server started, by their indices or ids.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Shard {
+    /// The name of the variable; for a shard, followed by `/part_` and the index of the shard.
+    pub name: String,
+    /// The number of rows that have been read; a row that is read twice counts twice.
+    pub rows_read: u64,
+    /// The size of these rows in bytes.
+    pub bytes_read: u64,
 }
 
 /// The usage of the caches in which a process keeps rows of tables, since their creation.
@@ -300,6 +314,11 @@ pub(crate) mod tests {
             rows_pushed: Some(70),
             rows_per_second: 14.5,
             copies: None,
+            shards: vec![Shard {
+                name: format!("words/part_{}", &name[3..]),
+                rows_read: 70,
+                bytes_read: 2240,
+            }],
         };
         let away = Worker { away: Some("the connection was lost".into()), ..worker("worker 2") };
         Report {

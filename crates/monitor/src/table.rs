@@ -1,6 +1,6 @@
 //! A report as lines for a terminal.
 
-use crate::{Report, StepTimes, Straggler, Worker};
+use crate::{ParameterServer, Report, Shard, StepTimes, Straggler, Worker};
 use distribute_log::plain;
 
 /// Formats a report as lines of plain text, without control characters, even if names in the report contain some.
@@ -110,6 +110,11 @@ pub fn table(report: &Report) -> Vec<String> {
         lines.push(String::new());
         lines.extend(aligned(&rows));
     }
+    let shards = shards_of(&report.servers);
+    if shards.len() > 1 {
+        lines.push(String::new());
+        lines.extend(aligned(&shards));
+    }
     if let Some(cache) = &report.row_cache {
         let (share, mib) = (100. * cache.hit_share(), cache.saved_bytes as f64 / f64::from(1 << 20));
         let ages = plural(cache.max_age as usize, "step");
@@ -131,6 +136,20 @@ pub fn table(report: &Report) -> Vec<String> {
 /// Returns the short form of a device name, such as `cpu:0`.
 fn device(name: &str) -> String {
     name.rsplit_once("device:").map_or(name, |(_, short)| short).to_lowercase()
+}
+
+/// Returns the table of the shards that are read most, with a line of titles.
+fn shards_of(servers: &[ParameterServer]) -> Vec<Vec<String>> {
+    let all = servers.iter().flat_map(|server| server.shards.iter().map(move |shard| (server, shard)));
+    let all: Vec<_> = all.filter(|(_, shard)| shard.rows_read > 0).collect();
+    let rows: u64 = all.iter().map(|(_, shard)| shard.rows_read).sum();
+    let line = |(server, shard): &(&ParameterServer, &Shard)| {
+        let share = 100. * shard.rows_read as f64 / rows.max(1) as f64;
+        let counts = [shard.rows_read.to_string(), format!("{share:.0} %"), shard.bytes_read.to_string()];
+        [shard.name.clone(), server.name.clone()].into_iter().chain(counts).collect()
+    };
+    let titles = ["shard", "server", "rows read", "share", "bytes read"].map(String::from).to_vec();
+    std::iter::once(titles).chain(all.iter().map(line)).collect()
 }
 
 fn workers_of(workers: &[Worker]) -> Vec<Vec<String>> {
@@ -208,6 +227,8 @@ mod tests {
             "coordinator: 12 queued, 400 ended (8.0/s), staleness 0.75, 1 of 2 workers away",
             "away: the connection was lost",
             "ps 1    2       1000  32000  77         70           14",
+            "shard         server  rows read  share  bytes read",
+            "words/part_1  ps 1    70         50 %   2240",
             "cache of rows: 25 rows cached; 30 % of 100 rows read from it, 0.0 MiB not fetched, at most 4 steps old",
             "prefetched rows: 75 % of 80 rows requested before their step",
         ] {

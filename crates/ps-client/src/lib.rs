@@ -80,11 +80,14 @@ use distribute_ps_tables::{
     TablePolicy, Usage,
 };
 use distribute_tensor::{DType, Wire};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
+
+/// The maximum time in which servers report the rows that were read from them, for a placement.
+const PLACEMENT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The parameter servers of a strategy: the connections to them, the partitioner, and the placement of variables.
 ///
@@ -285,9 +288,38 @@ impl ParameterServers {
         }
     }
 
-    /// Returns the location of each variable and each shard.
+    /// Returns the location of each variable and each shard, and the rows that were read from it. The rows are unknown
+    /// if the server does not answer within a second.
     pub fn placement(&self) -> Placement {
-        lock(&self.placed).placement.clone()
+        self.placement_and_usage_within(self.timeout().min(PLACEMENT_TIMEOUT)).0
+    }
+
+    /// Returns the placement, and the usage of each server. Both lack what a server has not reported within `timeout`.
+    #[doc(hidden)]
+    pub fn placement_and_usage_within(&self, timeout: Duration) -> (Placement, Vec<Option<Usage>>) {
+        let mut placement = lock(&self.placed).placement.clone();
+        let both = Request::Batch(vec![Request::List, Request::Usage]);
+        let (mut reads, mut usages) = (Vec::new(), Vec::new());
+        for answer in self.channels().ask_each(&both, timeout) {
+            let answers = match answer {
+                Ok(Response::Batch(answers)) => answers,
+                _ => Vec::new(),
+            };
+            let (mut of_tables, mut usage) = (HashMap::new(), None);
+            for answer in answers {
+                match answer {
+                    Ok(Response::Tables(all)) => {
+                        of_tables.extend(all.into_iter().map(|info| (info.name, info.reads)));
+                    }
+                    Ok(Response::Usage(found)) => usage = Some(found),
+                    _ => {}
+                }
+            }
+            reads.push(of_tables);
+            usages.push(usage);
+        }
+        placement.set_reads(|server, table| reads.get(server)?.get(table).copied());
+        (placement, usages)
     }
 
     /// Returns the number of servers.
@@ -324,16 +356,6 @@ impl ParameterServers {
             Err(source) => Err(Error::Server { operation: OPERATION, source: Box::new(source) }),
         };
         answers.map(usage).collect()
-    }
-
-    /// Returns the usage of each server, or `None` for a server that has not answered within `timeout`.
-    #[doc(hidden)]
-    pub fn usage_within(&self, timeout: Duration) -> Vec<Option<Usage>> {
-        let usage = |answer| match answer {
-            Ok(Response::Usage(usage)) => Some(usage),
-            _ => None,
-        };
-        self.channels().ask_each(&Request::Usage, timeout).into_iter().map(usage).collect()
     }
 
     /// Returns the number of workers in the cluster.

@@ -111,8 +111,8 @@ pub use push_window::{Admission, ClientPushes, PushWindows};
 pub use row_cache::{CacheLookup, CachedRows, RowCacheOptions, RowCacheUsage, StepClock};
 pub use service::{
     ChangedRows, Channel, ChannelError, Contents, Copies, ImageContents, LAYOUT_TABLE, LocalChannel,
-    LogPosition, Refusal, RefusalKind, Request, Response, Started, State, TableImage, TableInfo, TableKind,
-    TableSpec, Tables, Usage, Version, VersionedValue, WaitForResponse,
+    LogPosition, Refusal, RefusalKind, Request, Response, RowReads, Started, State, TableImage, TableInfo,
+    TableKind, TableSpec, Tables, Usage, Version, VersionedValue, WaitForResponse,
 };
 pub use steps::Push;
 pub use table::{Table, TableState, Versioned};

@@ -259,7 +259,9 @@ class Reader:
     def table(self):
         name, dynamic, shape, dtype = self.string(), self.varint() == 1, self.list(self.varint), self.string()
         rows, parts, size, rule = self.varint(), self.varint(), self.varint(), self.rule()
-        return dict(name=name, dynamic=dynamic, shape=shape, dtype=dtype, rows=rows, parts=parts, bytes=size, rule=rule)
+        reads = dict(rows=self.varint(), bytes=self.varint())
+        return dict(name=name, dynamic=dynamic, shape=shape, dtype=dtype, rows=rows, parts=parts, bytes=size, rule=rule,
+                    reads=reads)
 
     def rule(self):
         if not self.byte():
@@ -435,7 +437,7 @@ class Server:
         body = bytearray()
         heads = b"".join(encode(body) for _, encode in requests)
         self.ids += 1
-        head = struct.pack("<BQ", 1, self.ids) + text("parameters") + bytes([4, self.acknowledged])
+        head = struct.pack("<BQ", 1, self.ids) + text("parameters") + bytes([5, self.acknowledged])
         head += varint(self.client) + varint(first) + bytes([0, len(requests) != 1]) + heads
         call = Call(self.ids, head, bytes(body), len(requests))
         with self.changed:
@@ -459,7 +461,7 @@ class Server:
         head, body = call.answer
         if head[0] == 3:
             raise Fault(head[9], head[12:].decode())
-        if head[9:11] != bytes([4, call.count != 1]):
+        if head[9:11] != bytes([5, call.count != 1]):
             raise Refused(*Reader(head[11:], body).response()[1:])
         reader = Reader(head[11:], body)
         responses = [reader.response() for _ in range(call.count)]

@@ -30,11 +30,12 @@ pub(crate) use tensor::{Body, Malformed, Rest, TensorHead};
 use distribute_cluster::bounded::{Budget, SHORT};
 
 /// The first byte of every head: the version of this format. Version 4 adds the code 3 for [`Wire`] in a call, which
-/// requests exact values in their shortest form.
-const VERSION: u8 = 4;
+/// requests exact values in their shortest form. Version 5 adds the rows that were read from each table to the list of
+/// tables.
+const VERSION: u8 = 5;
 
 /// The error for a call of another version.
-const OTHER_VERSION: Malformed = Malformed("another version of requests than 4, which this server has");
+const OTHER_VERSION: Malformed = Malformed("another version of requests than 5, which this server has");
 
 /// Encodes a head, and appends it to `to`.
 fn put_head(head: &impl serde::Serialize, to: Vec<u8>) -> Result<Vec<u8>, Malformed> {

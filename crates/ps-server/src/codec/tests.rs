@@ -5,8 +5,8 @@ use distribute_net::Message;
 use distribute_optim::{Adagrad, Adam, RuleSpec, Step, StochasticRounding};
 use distribute_ps_tables::{
     ChangedRows, Contents, Copies, DynamicOptions, DynamicState, Initializer, LogPosition, Origin,
-    PartitionStrategy, Push, PushResult, Refusal, RefusalKind, Request, Response, RowPartition, State,
-    TableInfo, TableKind, TableSpec, Usage, Version, VersionedValue,
+    PartitionStrategy, Push, PushResult, Refusal, RefusalKind, Request, Response, RowPartition, RowReads,
+    State, TableInfo, TableKind, TableSpec, Usage, Version, VersionedValue,
 };
 use distribute_tensor::random::Distribution;
 use distribute_tensor::{DType, HostTensor, Wire, Write};
@@ -112,6 +112,7 @@ fn answers() -> Vec<Result<Response, Refusal>> {
         parts: 0,
         bytes: 99,
         rule: Some(RuleSpec::Adam(Adam::default())),
+        reads: RowReads { rows: u64::MAX, bytes: 7 },
     };
     let version = Version { created: 5, writes: 6 };
     let changed = ChangedRows {

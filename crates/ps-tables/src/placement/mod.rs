@@ -6,7 +6,7 @@ mod policy;
 
 pub use policy::{PlacementPolicy, TablePolicy};
 
-use crate::{Error, Result, RowPartition};
+use crate::{Error, Result, RowPartition, RowReads};
 use distribute_tensor::DType;
 use policy::Choice;
 use std::collections::BTreeMap;
@@ -69,6 +69,8 @@ pub struct Placed {
     pub bytes: u64,
     /// The index of the server.
     pub server: usize,
+    /// The rows that were read individually since the server started; `None` if this is unknown.
+    pub reads: Option<RowReads>,
 }
 
 impl Placement {
@@ -197,6 +199,12 @@ impl Placement {
         self.choice.loads()
     }
 
+    /// Sets the [reads](Placed::reads) of all variables and shards. `reads` returns those of the table with the given
+    /// name on a server.
+    pub fn set_reads(&mut self, reads: impl Fn(usize, &str) -> Option<RowReads>) {
+        self.placed.iter_mut().for_each(|placed| placed.reads = reads(placed.server, &placed.name));
+    }
+
     fn add(
         &mut self,
         name: &str,
@@ -221,7 +229,7 @@ fn parts(name: &str, shape: &[usize], dtype: DType, partition: Option<RowPartiti
     let part = |name, rows, shape: Vec<usize>| {
         let element = dtype.bytes().unwrap_or(16) as u64;
         let bytes = shape.iter().fold(element, |bytes, size| bytes.saturating_mul(*size as u64));
-        Placed { name, rows, shape, dtype, bytes, server: 0 }
+        Placed { name, rows, shape, dtype, bytes, server: 0, reads: None }
     };
     let Some(partition) = partition else { return Ok(vec![part(name.to_string(), None, shape.to_vec())]) };
     let rows = shape.first().copied().unwrap_or(0);
@@ -277,6 +285,33 @@ mod tests {
             placement.place_on("e", &[], DType::F32, 3),
             Err(Error::NoSuchServer { server: 3, servers: 3 })
         ));
+    }
+
+    #[test]
+    fn reads_are_columns_once_rows_have_been_read() {
+        let mut placement = placement(2, PlacementPolicy::RoundRobin);
+        placement.place("words", &[4, 2], DType::F32, Some(RowPartition::div(4, 2))).unwrap();
+        placement.place("bias", &[2], DType::F32, None).unwrap();
+        let before = placement.to_string();
+        placement.set_reads(|_, _| Some(RowReads::default()));
+        assert_eq!(placement.to_string(), before);
+        // The server of the last variable has not answered.
+        placement.set_reads(|server, name| match (server, name) {
+            (1, "words/part_1") => Some(RowReads { rows: 30, bytes: 240 }),
+            (_, "bias") => None,
+            _ => Some(RowReads::default()),
+        });
+        let expected = "\
+variable      rows  shape   dtype    bytes  server  rows read  bytes read
+words/part_0  0..2  [2, 2]  float32  16     0       0          0
+words/part_1  2..4  [2, 2]  float32  16     1       30         240
+bias                [2]     float32  8      0       -          -
+
+server 0: 2 variables, 24 bytes, 0 rows read
+server 1: 1 variable, 16 bytes, 30 rows read
+";
+        assert_eq!(placement.to_string(), expected);
+        assert_eq!(placement.of("words").unwrap()[1].reads.unwrap().rows, 30);
     }
 
     #[test]

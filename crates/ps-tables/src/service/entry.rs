@@ -5,6 +5,7 @@ use super::image::TableImage;
 use super::request::{Request, State};
 use super::response::{Response, TableInfo, TableKind, Version, VersionedValue};
 use super::spec::{AnyTable, TableSpec};
+use super::usage::ReadCounters;
 use crate::{DynamicTable, Error, PushResult, Result, Table};
 use distribute_tensor::HostTensor;
 
@@ -21,6 +22,8 @@ pub(super) struct Entry {
     pub described: String,
     /// The changes that closures have made, so that none is applied twice.
     pub exactly_once: ExactlyOnce,
+    /// The rows that were read individually.
+    pub reads: ReadCounters,
 }
 
 impl Entry {
@@ -51,10 +54,14 @@ impl Entry {
                     Response::Value(VersionedValue { version, value: read.value })
                 }))
             }
-            Request::ReadRows { rows, .. } => Ok(Response::Rows(match &self.table {
-                AnyTable::Dense(table) => table.read_rows(&rows_of(operation, table, rows)?)?,
-                AnyTable::Dynamic(table) => table.read_rows(rows)?,
-            })),
+            Request::ReadRows { rows, .. } => {
+                let values = match &self.table {
+                    AnyTable::Dense(table) => table.read_rows(&rows_of(operation, table, rows)?)?,
+                    AnyTable::Dynamic(table) => table.read_rows(rows)?,
+                };
+                self.reads.add(rows.len(), self.table.stored_row_bytes());
+                Ok(Response::Rows(values))
+            }
             Request::Write { how, value, .. } => {
                 self.dense(operation, "its rows are only changed by gradients")?.write(*how, value)?;
                 Ok(Response::Done)
@@ -194,6 +201,7 @@ impl Entry {
                 parts: 0,
                 bytes: table.bytes(),
                 rule: table.rule().and_then(|rule| rule.spec()),
+                reads: self.reads.get(),
             },
             AnyTable::Dynamic(table) => TableInfo {
                 name: table.name().to_owned(),
@@ -204,6 +212,7 @@ impl Entry {
                 parts: table.parts(),
                 bytes: table.bytes(),
                 rule: table.rule().and_then(|rule| rule.spec()),
+                reads: self.reads.get(),
             },
         }
     }

@@ -39,4 +39,4 @@ pub use request::{Request, State};
 pub use response::{ChangedRows, LogPosition, Response, TableInfo, TableKind, Version, VersionedValue};
 pub use spec::{Contents, LAYOUT_TABLE, TableSpec};
 pub use tables::Tables;
-pub use usage::{Copies, Usage};
+pub use usage::{Copies, RowReads, Usage};

@@ -2,7 +2,7 @@
 
 use super::refusal::Refusal;
 use super::request::{Request, State};
-use super::usage::Usage;
+use super::usage::{RowReads, Usage};
 use crate::PushResult;
 use distribute_optim::RuleSpec;
 use distribute_tensor::{DType, HostTensor};
@@ -122,6 +122,8 @@ pub struct TableInfo {
     pub bytes: usize,
     /// The rule that applies gradients, if there is one.
     pub rule: Option<RuleSpec>,
+    /// The rows that were read individually since the server started.
+    pub reads: RowReads,
 }
 
 /// The kinds of tables.

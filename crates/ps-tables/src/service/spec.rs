@@ -1,5 +1,6 @@
 //! The specification of a table, as data.
 
+use crate::table::stored_bytes;
 use crate::{DynamicOptions, DynamicTable, Error, Halves, Initializer, Result, RowPartition, Table};
 use distribute_optim::{RuleSpec, StochasticRounding};
 use distribute_tensor::{DType, HostTensor, codec, random::mix};
@@ -171,6 +172,17 @@ impl AnyTable {
             Self::Dense(table) => table.set_rule(rule.rule()),
             Self::Dynamic(table) => table.set_rule(rule.rule()),
         }
+    }
+
+    /// Returns the size in bytes of a row's values as they are stored, without the contents of strings.
+    pub(super) fn stored_row_bytes(&self) -> usize {
+        let (row, dtype, in_halves) = match self {
+            Self::Dense(table) => {
+                (table.dims().get(1..).unwrap_or_default(), table.dtype(), table.halves().is_some())
+            }
+            Self::Dynamic(table) => (table.row_dims(), table.dtype(), table.rounding().is_some()),
+        };
+        row.iter().product::<usize>().saturating_mul(stored_bytes(dtype, in_halves))
     }
 }
 

@@ -7,7 +7,7 @@ use super::image::TableImage;
 use super::request::Request;
 use super::response::Response;
 use super::spec::{LAYOUT_TABLE, TableSpec};
-use super::usage::{Counters, Usage};
+use super::usage::{Counters, ReadCounters, Usage};
 use crate::{ClosureChanges, Error, Result};
 use distribute_optim::RuleSpec;
 use distribute_tensor::HostTensor;
@@ -242,8 +242,9 @@ impl Tables {
         let table = image.create()?;
         let created = self.created.fetch_add(1, Ordering::Relaxed);
         let TableImage { name, fingerprint, described, closures, .. } = image;
-        let entry =
-            Entry { table, created, fingerprint, described, exactly_once: ExactlyOnce::new(closures) };
+        let exactly_once = ExactlyOnce::new(closures);
+        let reads = ReadCounters::default();
+        let entry = Entry { table, created, fingerprint, described, exactly_once, reads };
         self.all.write().insert(name, Arc::new(entry));
         Ok(())
     }
@@ -269,7 +270,8 @@ impl Tables {
         }
         let created = self.created.fetch_add(1, Ordering::Relaxed);
         let exactly_once = ExactlyOnce::new(ClosureChanges::new(self.job()));
-        let entry = Entry { table, created, fingerprint, described: spec.describe(), exactly_once };
+        let (described, reads) = (spec.describe(), ReadCounters::default());
+        let entry = Entry { table, created, fingerprint, described, exactly_once, reads };
         all.insert(spec.name.clone(), Arc::new(entry));
         Ok(Response::Created { new: true })
     }

@@ -40,6 +40,35 @@ pub enum Copies {
     Two,
 }
 
+/// The rows of a table that were read individually, by their indices or ids, since the server started. Reads of
+/// complete tables do not count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RowReads {
+    /// The number of rows; a row that is read twice counts twice.
+    pub rows: u64,
+    /// The size of these rows in bytes, in the dtype in which the table stores them.
+    pub bytes: u64,
+}
+
+/// Counters of the rows that were read from a table, and of their bytes.
+#[derive(Debug, Default)]
+pub(super) struct ReadCounters {
+    rows: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl ReadCounters {
+    /// Counts rows of `row_bytes` bytes each.
+    pub fn add(&self, rows: usize, row_bytes: usize) {
+        Counters::add(&self.rows, rows);
+        Counters::add(&self.bytes, rows.saturating_mul(row_bytes));
+    }
+
+    pub fn get(&self) -> RowReads {
+        RowReads { rows: Counters::of(&self.rows), bytes: Counters::of(&self.bytes) }
+    }
+}
+
 /// Counters of the rows that were read, and of the rows in pushed gradients.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
@@ -85,6 +114,8 @@ mod tests {
         for _ in 0..2 {
             tables.handle(&Request::Once { origin, number: 0, change: Box::new(push()) }).unwrap();
         }
+        let Response::Tables(infos) = tables.handle(&Request::List).unwrap() else { panic!("no tables") };
+        assert_eq!(infos[0].reads, RowReads { rows: 3, bytes: 3 * 2 * 4 });
         let usage = Usage { tables: 1, rows: 4, bytes: 32, rows_read: 3, rows_pushed: 4, ..Usage::default() };
         // The table of the layout is not counted.
         let layout = crate::Layout { training: 1, servers: 1, server: 0 };

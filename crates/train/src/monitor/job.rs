@@ -8,13 +8,13 @@ use distribute_core::Strategy;
 use distribute_core::internal::WeakStrategy;
 use distribute_core::strategy::WorkerTimes;
 use distribute_monitor::{
-    Activity, Coordinator, ParameterServer, Prefetch, Progress, Replica, Report, RowCache, Source, StepTimes,
-    Straggler, Worker, World,
+    Activity, Coordinator, ParameterServer, Prefetch, Progress, Replica, Report, RowCache, Shard, Source,
+    StepTimes, Straggler, Worker, World,
 };
 use distribute_parameter_server::ClusterCoordinator;
 use distribute_parameter_server::internal::Scheduler;
 use distribute_ps_client::{ParameterServers, RowCacheUsage};
-use distribute_ps_tables::{Copies, PrefetchUsage};
+use distribute_ps_tables::{Copies, PrefetchUsage, RowReads};
 use distribute_trace::internal::Watch;
 use std::collections::BTreeMap;
 use std::sync::Weak;
@@ -23,6 +23,9 @@ use std::time::Duration;
 /// The time within which a server must report its usage. If a server is slower, its report is computed from the
 /// placement.
 const USAGE_TIMEOUT: Duration = Duration::from_millis(300);
+
+/// The maximum number of shards of a server in a report.
+const MAX_SHARDS: usize = 20;
 
 /// The watched job. It does not keep the strategy or the coordinator alive.
 pub(super) struct Job {
@@ -214,7 +217,7 @@ fn prefetch(servers: &ParameterServers) -> Option<Prefetch> {
 
 /// Returns a report on the contents of each server. Waits for the servers' own figures for at most [`USAGE_TIMEOUT`].
 fn server_reports(servers: &ParameterServers) -> Vec<ParameterServer> {
-    let placement = servers.placement();
+    let (placement, usages) = servers.placement_and_usage_within(USAGE_TIMEOUT);
     let mut all: Vec<_> = (0..placement.servers())
         .map(|server| ParameterServer { name: format!("ps {server}"), ..ParameterServer::default() })
         .collect();
@@ -223,9 +226,13 @@ fn server_reports(servers: &ParameterServers) -> Vec<ParameterServer> {
             server.tables += 1;
             server.rows += placed.shape.first().map_or(1, |rows| *rows as u64);
             server.bytes += placed.bytes;
+            if let Some(RowReads { rows: rows_read, bytes: bytes_read }) = placed.reads {
+                server.shards.push(Shard { name: placed.name.clone(), rows_read, bytes_read });
+            }
         }
     }
-    for (server, usage) in all.iter_mut().zip(servers.usage_within(USAGE_TIMEOUT)) {
+    for (server, usage) in all.iter_mut().zip(usages) {
+        server.shards = most_read(std::mem::take(&mut server.shards));
         let Some(usage) = usage else { continue };
         // Includes tables of ids, and tables of other tasks.
         (server.tables, server.rows, server.bytes) = (usage.tables, usage.rows, usage.bytes);
@@ -238,4 +245,13 @@ fn server_reports(servers: &ParameterServers) -> Vec<ParameterServer> {
         };
     }
     all
+}
+
+/// Returns the shards from which most rows were read, at most [`MAX_SHARDS`], in the order of their names.
+fn most_read(mut shards: Vec<Shard>) -> Vec<Shard> {
+    shards.retain(|shard| shard.rows_read > 0);
+    shards.sort_by(|a, b| b.rows_read.cmp(&a.rows_read).then_with(|| a.name.cmp(&b.name)));
+    shards.truncate(MAX_SHARDS);
+    shards.sort_by(|a, b| a.name.cmp(&b.name));
+    shards
 }

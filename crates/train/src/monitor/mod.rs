@@ -17,7 +17,7 @@ mod waits;
 #[doc(inline)]
 pub use distribute_monitor::{
     Activity, Coordinator, DEFAULT_ADDRESS, Error, FORMAT, ParameterServer, Progress, Replica, Report,
-    Sample, Wait, Worker, World, table,
+    Sample, Shard, Wait, Worker, World, table,
 };
 
 use distribute_base::Result;
