@@ -145,13 +145,12 @@ pub fn enter(mode: Mode) -> ContextGuard {
 impl Strategy {
     /// Makes this strategy current on this thread while `body` runs, in cross-replica context.
     ///
-    /// `run`, `reduce`, `gather` and `replicate` enter the scope automatically, so they behave the same
-    /// inside and outside it.
+    /// `run`, `reduce`, `gather` and `replicate` enter the scope automatically, so they behave the same inside and
+    /// outside it.
     ///
     /// # Errors
-    /// - [`Error::MixedStrategies`](distribute_base::Error::MixedStrategies): called inside another strategy's scope or
-    ///   `run`.
-    /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): called inside this strategy's `run`.
+    /// - [`Error::MixedStrategies`]: called inside another strategy's scope or `run`.
+    /// - [`Error::WrongContext`]: called inside this strategy's `run`.
     /// - The error of `body`.
     ///
     /// ```
