@@ -31,9 +31,12 @@ pub(crate) struct Policy {
     /// The minimum number of tasks that train, including the first. The job continues after others have failed
     /// permanently if at least this number of tasks is left or has succeeded. `None` means that all are required.
     pub min_workers: Option<usize>,
-    /// Whether some of the tasks that train are spares. Spares replace any task except the first. The others therefore
-    /// wait only for the first task, which is restarted without a delay if it has run for a while.
-    pub spares: bool,
+    /// The number of spares among the tasks that train.
+    ///
+    /// If the number of workers is fixed, spares replace any task. With a smaller minimum, they replace any except the
+    /// first. The others therefore wait only for that one, which is restarted without a delay if it has run for a
+    /// while.
+    pub spares: usize,
     /// The time for tasks to exit after they are asked to.
     pub grace: Duration,
     /// The maximum duration of the job; `None` for no limit.
@@ -233,7 +236,7 @@ impl Supervisor {
 
     fn ended(&mut self, task: usize, end: End, after: Duration, actions: &mut Vec<Action>) {
         let too_late = self.cannot_join(task);
-        let is_first = self.first_worker() == Some(task);
+        let (is_first, elects) = (self.first_worker() == Some(task), self.elects());
         let known = &mut self.tasks[task];
         known.status = Status::Ended;
         known.end = Some(end.clone());
@@ -259,7 +262,7 @@ impl Supervisor {
             let a_while = (2 * wait(known.soon.saturating_sub(1))).max(MIN_RUN);
             known.soon = if after > a_while { 0 } else { known.soon };
             // Without spares the others wait for any task, which may have failed because of its machine.
-            let is_awaited = self.policy.spares && known.soon == 0 && is_first;
+            let is_awaited = self.policy.spares > 0 && known.soon == 0 && is_first && !elects;
             let wait = if is_awaited { Duration::ZERO } else { wait(known.soon) };
             known.soon += 1;
             known.status = Status::Waiting;
@@ -280,16 +283,36 @@ impl Supervisor {
     /// If another worker has succeeded, either it left alone after a notice to exit, or the training is complete. In
     /// both cases, the first worker is not restarted, because it would train again from the beginning if it found no
     /// others.
+    ///
+    /// If workers elect their leader, no worker leaves alone, and the success of any completes the training.
     fn cannot_join(&self, task: usize) -> bool {
         let Some(first) = self.first_worker().filter(|_| self.policy.min_workers.is_some()) else {
             return false;
         };
+        if self.elects() {
+            let has_succeeded = |known: &TaskRecord| trains(&known.task) && known.has_succeeded();
+            return trains(&self.tasks[task].task) && self.tasks.iter().any(has_succeeded);
+        }
         if task == first {
             let mut others = self.tasks[first + 1..].iter().filter(|known| trains(&known.task));
             others.any(|known| known.has_succeeded())
         } else {
             trains(&self.tasks[task].task) && self.tasks[first].has_succeeded()
         }
+    }
+
+    /// Returns whether the workers elect the leader of their rendezvous, so that they need no certain task: there are
+    /// spares, and the number of workers is fixed.
+    fn elects(&self) -> bool {
+        let trained = self.tasks.iter().filter(|known| trains(&known.task)).count() - self.policy.spares;
+        self.policy.spares > 0 && self.policy.min_workers == Some(trained)
+    }
+
+    /// Returns the minimum number of tasks that train with which the job continues. With elections, the missing ones
+    /// must be too few for a world of their own.
+    fn least(&self) -> Option<usize> {
+        let least = self.policy.min_workers?;
+        Some(if self.elects() { least.max(self.policy.spares + 1) } else { least })
     }
 
     /// Returns the first task that trains.
@@ -344,6 +367,12 @@ impl Supervisor {
                 actions.push(Action::Notify(Notice::Lost { task: task_name, end, after, left }));
                 self.end_if_all_succeeded(actions);
             }
+            (None, Some(end)) if self.elects() && trains(&task_name) => {
+                let left = self.tasks.iter().filter(|known| trains(&known.task) && !known.lost).count();
+                let needed = self.least().unwrap_or_default();
+                actions.push(Action::Notify(Notice::TooFew { task: task_name, end, after, left, needed }));
+                self.stop(Cause::Failed(task), Signal::Terminate, actions);
+            }
             _ => self.stop(Cause::Failed(task), Signal::Terminate, actions),
         }
     }
@@ -360,10 +389,10 @@ impl Supervisor {
     /// are required, if the remaining and the successful ones are fewer than the minimum, or if a required task has
     /// failed permanently.
     fn left(&self) -> Option<usize> {
-        let least = self.policy.min_workers?;
+        let least = self.least()?;
         let (workers, others): (Vec<_>, Vec<_>) = self.tasks.iter().partition(|known| trains(&known.task));
-        // The rendezvous of the workers is at the first one's address.
-        let needed = others.into_iter().chain(workers.first().copied());
+        // The rendezvous of the workers is at the first one's address, unless they elect its leader.
+        let needed = others.into_iter().chain(workers.first().copied().filter(|_| !self.elects()));
         // Workers that have succeeded count: either the training is complete, which does not need the others, or they
         // left after a notice. In the latter case the remaining workers decide themselves whether they are too few.
         let well = workers.iter().filter(|known| !known.lost).count();

@@ -6,7 +6,7 @@ use super::state::Call;
 use crate::handshake::Refusal;
 use crate::identity::PolicyError;
 use crate::stream::Stream;
-use distribute_cluster::Deadline;
+use distribute_cluster::{Address, Deadline};
 use rustix::event::PollFd;
 use std::time::Duration;
 
@@ -17,7 +17,12 @@ pub(crate) struct Dialer {
     state: State,
     retries: Retries,
     attempts: usize,
+    /// The position and the address of the leader that the other side follows, as it has answered.
+    leader: Option<Box<(usize, Address)>>,
 }
+
+/// The wait after an answer that another attempt would not change, if the call must be retried nevertheless.
+const RELUCTANT: Duration = Duration::from_millis(500);
 
 #[derive(Debug)]
 enum State {
@@ -35,8 +40,32 @@ pub(crate) enum Failed {
 impl Dialer {
     /// Creates a call. The first attempt begins with the first [`advance`](Self::advance).
     pub fn new(call: Call) -> Self {
+        Self::after(call, Duration::ZERO)
+    }
+
+    /// Creates a call whose first attempt begins after a time.
+    pub fn after(call: Call, wait: Duration) -> Self {
         let retries = Retries::new(&call);
-        Self { call, state: State::Waiting(Deadline::after(Duration::ZERO)), retries, attempts: 0 }
+        Self { call, state: State::Waiting(Deadline::after(wait)), retries, attempts: 0, leader: None }
+    }
+
+    /// Begins the next attempt with the next [`advance`](Self::advance), unless one is running. With `only_first` this
+    /// applies only to the first attempt.
+    pub fn hurry(&mut self, only_first: bool) {
+        if let (State::Waiting(until), true) = (&mut self.state, self.attempts == 0 || !only_first) {
+            *until = Deadline::after(Duration::ZERO);
+        }
+    }
+
+    /// Retries a call later that [`advance`](Self::advance) has given up, for the given reason.
+    pub fn postpone(&mut self, reason: String) {
+        self.retries.broken(reason);
+        self.state = State::Waiting(Deadline::after(RELUCTANT));
+    }
+
+    /// Removes and returns the position and the address of the leader to ask instead, if the other side has sent them.
+    pub fn take_leader(&mut self) -> Option<(usize, Address)> {
+        self.leader.take().map(|leader| *leader)
     }
 
     pub fn call(&self) -> &Call {
@@ -95,7 +124,10 @@ impl Dialer {
             };
             let wait = match failure {
                 AttemptError::Broken(reason) => self.retries.broken(reason),
-                AttemptError::Refused(refusal) => self.retries.refused(refusal).map_err(Failed::Refused)?,
+                AttemptError::Refused(refusal) => {
+                    self.leader.clone_from(&refusal.leader);
+                    self.retries.refused(refusal).map_err(Failed::Refused)?
+                }
                 AttemptError::Policy(policy) => return Err(Failed::Policy(policy)),
             };
             self.state = State::Waiting(Deadline::after(wait));

@@ -207,18 +207,6 @@ fn a_spare_that_is_lost_while_it_receives_the_state_is_replaced_in_turn() {
     });
 }
 
-// INV-42, INV-100
-#[test]
-fn the_first_worker_is_replaced_by_its_own_new_process() {
-    in_parent(|| {
-        let mut job = start((0, Place::InStep));
-        kill(&mut job, 0);
-        job.start(0, None);
-        unused(&mut job, SPARE);
-        end(job, &[0, 1, 2], 2);
-    });
-}
-
 #[test]
 fn a_program_without_a_training_is_refused() {
     watched(|| {

@@ -1,0 +1,285 @@
+use super::*;
+use crate::handshake::Names;
+use crate::{ENDED, LEFT};
+use bytes::Bytes;
+
+// INV-85
+#[test]
+fn a_worker_that_was_refused_is_needed_where_it_has_not_come_and_all_have_to() {
+    let addresses: Vec<Address> =
+        (0..3).map(|worker| format!("10.0.0.{worker}:7").parse().unwrap()).collect();
+    let at = |me: usize| {
+        let members = Membership::new(me, Names::default(), addresses.clone());
+        RendezvousState::new(World::new(3, me, 1).unwrap(), members)
+    };
+    let needs = |state: &RendezvousState| [0, 1, 2, 3].map(|worker| state.needs(worker));
+    assert_eq!(needs(&at(0)), [false, true, true, false]);
+    assert_eq!(needs(&at(1)), [false; 4], "the leader decides");
+    let some = Quorum { minimum: 2, ..Quorum::all(3) };
+    assert_eq!(needs(&at(0).quorum(some)), [false; 4], "there may be a world without it");
+    let purpose = Purpose::Join { address: "10.0.0.1:7".to_owned() };
+    let (job, digest) = ("a".to_owned(), [0; 32]);
+    let hello = Hello { job, generation: 0, rank: 1, workers: 3, replicas: 1, digest, purpose };
+    let mut leader = at(0);
+    leader.decide(&hello).unwrap();
+    assert_eq!(needs(&leader), [false, false, true, false], "another one has its number");
+}
+
+// INV-100
+#[test]
+fn a_spare_is_held_until_a_world_needs_it_or_the_training_has_ended() {
+    let addresses: Vec<Address> =
+        (0..4).map(|worker| format!("10.0.0.{worker}:7").parse().unwrap()).collect();
+    let members = Membership::new(3, Names::default(), addresses.clone());
+    let mut spare = RendezvousState::new(World::new(4, 3, 1).unwrap(), members);
+    assert!(matches!(spare.begin().unwrap().purpose, Purpose::Join { .. }));
+    spare.receive(0, &Note::Spare(2, Vec::new()).encode()).unwrap();
+    assert_eq!((spare.held(), spare.is_located()), (Some(2), false));
+    // The leader has left to re-form the group, or is lost.
+    let NextStep::Drop(0, Some(call)) = spare.mark_lost(0, LEFT.to_owned()).unwrap() else { panic!() };
+    assert!(matches!(call.purpose, Purpose::Spare { .. }) && call.generation == 2);
+    assert_eq!(spare.held(), None);
+    spare.receive(0, &Note::Spare(3, Vec::new()).encode()).unwrap();
+    assert_eq!(spare.held(), Some(3));
+    let ended = Refusal::new(Reason::Ended, "the training has ended");
+    let error = spare.clone().receive(0, &Note::Refused(3, String::new(), ended).encode()).unwrap_err();
+    assert!(matches!(&error, JoinError::Refused { refusal, .. } if refusal.reason == Reason::Ended));
+    let world = [0, 2, 3].map(|place| (place, addresses[place].clone()));
+    let then = spare.receive(0, &Note::Table(4, world.to_vec()).encode()).unwrap();
+    assert!(matches!(then, NextStep::Call(calls) if calls.len() == 1 && calls[0].worker == 2));
+    assert_eq!((spare.is_located(), spare.held()), (true, None));
+}
+
+// INV-100
+#[test]
+fn a_leader_that_has_just_started_waits_for_members_of_which_a_spare_knows() {
+    let addresses: Vec<Address> =
+        (0..3).map(|worker| format!("10.0.0.{worker}:7").parse().unwrap()).collect();
+    let grace = Duration::from_secs(30);
+    let (minimum, maximum, expected, present) = (2, 2, [0, 1].into(), BTreeSet::new());
+    let quorum = Quorum { minimum, maximum, expected, present, grace };
+    let members = Membership::new(0, Names::default(), addresses.clone());
+    let leader = RendezvousState::new(World::new(3, 0, 1).unwrap(), members).quorum(quorum);
+    let mut leader = leader.patience(2 * grace);
+    let hello = |rank: usize, generation, purpose: fn(String) -> Purpose| {
+        let (job, purpose) = ("a".to_owned(), purpose(addresses[rank].to_string()));
+        Hello { job, generation, rank, workers: 3, replicas: 1, digest: [0; 32], purpose }
+    };
+    leader.decide(&hello(1, 6, |address| Purpose::Spare { address })).unwrap();
+    let mut late = leader.clone();
+    leader.close_with_quorum(Duration::ZERO);
+    assert_eq!(leader.members().members().len(), 3, "it is not closed");
+    leader.decide(&hello(2, 6, |address| Purpose::Join { address })).unwrap();
+    leader.close_with_quorum(Duration::ZERO);
+    assert_eq!((leader.members().members(), leader.members().generation()), (vec![0, 2], 7));
+    // All members are lost, or one is busy for very long: it can supplant the new world, which is of generation 2.
+    let mut all = late.clone();
+    late.close_with_quorum(2 * grace - Duration::from_millis(1));
+    assert!(!late.members().is_closed());
+    late.close_with_quorum(2 * grace);
+    assert_eq!((late.members().members(), late.members().generation()), (vec![0, 1], 2));
+    all.decide(&hello(2, 0, |address| Purpose::Join { address })).unwrap();
+    assert!(!all.is_complete(&[]), "nobody is missing, and the members are not chosen yet");
+    all.close_with_quorum(Duration::ZERO);
+    assert_eq!((all.members().members(), all.is_complete(&[])), (vec![0, 1], true));
+}
+
+// INV-100
+#[test]
+fn a_leader_that_has_just_started_does_not_take_a_spare_for_a_worker_that_it_expects() {
+    let addresses: Vec<Address> =
+        (0..5).map(|worker| format!("10.0.0.{worker}:7").parse().unwrap()).collect();
+    let (expected, present) = ([0, 1, 2].into(), BTreeSet::new());
+    let quorum = Quorum { minimum: 3, maximum: 3, expected, present, grace: Duration::from_secs(30) };
+    let members = Membership::new(0, Names::default(), addresses.clone());
+    let mut leader = RendezvousState::new(World::new(5, 0, 1).unwrap(), members).quorum(quorum);
+    let hello = |rank: usize, purpose: fn(String) -> Purpose| {
+        let (job, purpose) = ("a".to_owned(), purpose(addresses[rank].to_string()));
+        Hello { job, generation: 6, rank, workers: 5, replicas: 1, digest: [0; 32], purpose }
+    };
+    // Spare 3 has taken the place of worker 1, which is a spare now.
+    leader.decide(&hello(1, |address| Purpose::Spare { address })).unwrap();
+    leader.decide(&hello(2, |address| Purpose::Join { address })).unwrap();
+    leader.close_with_quorum(Duration::from_secs(1));
+    assert!(!leader.members().is_closed(), "worker 3 may connect yet");
+    leader.decide(&hello(3, |address| Purpose::Join { address })).unwrap();
+    leader.close_with_quorum(Duration::ZERO);
+    assert_eq!(leader.members().members(), [0, 2, 3]);
+}
+
+#[test]
+fn a_leader_whose_message_makes_no_world_is_an_error_and_is_not_joined_again() {
+    let addresses: Vec<Address> =
+        (0..3).map(|worker| format!("10.0.0.{worker}:7").parse().unwrap()).collect();
+    let table = |generation, places: &[usize]| {
+        let at = |place: &usize| (*place, "10.0.0.9:7".parse().unwrap());
+        Note::Table(generation, places.iter().map(at).collect()).encode()
+    };
+    let rubbish = Bytes::from_static(b"rubbish");
+    for (body, says) in [
+        (rubbish, "has sent 7 bytes that are no message of it"),
+        (table(5, &[0, 1]), "workers [0, 1] of 3 as generation 5, which cannot be joined by worker 2"),
+        (table(5, &[0, 2, 7]), "workers [0, 2, 7] of 3"),
+        (table(4, &[0, 1, 2]), "as generation 4, which cannot be joined by worker 2 after generation 4"),
+    ] {
+        let members = Membership::new(2, Names::default(), addresses.clone()).after(4);
+        let mut state = RendezvousState::new(World::new(3, 2, 1).unwrap(), members);
+        let error = state.receive(0, &body).unwrap_err();
+        assert!(matches!(error, JoinError::Leader { .. }), "{error}");
+        let text = error.to_string();
+        assert!(text.starts_with("worker 0 at 10.0.0.0:7 leads this world") && text.contains(says), "{text}");
+        assert!(!state.is_located());
+    }
+}
+
+#[test]
+fn a_leader_that_has_ended_is_done_and_one_that_has_left_waits_for_all_to_come_again() {
+    let addresses: Vec<Address> =
+        (0..3).map(|worker| format!("10.0.0.{worker}:7").parse().unwrap()).collect();
+    for (reason, done) in [(ENDED, true), (LEFT, false), ("connection reset", false)] {
+        let members = Membership::new(2, Names::default(), addresses.clone());
+        let mut state = RendezvousState::new(World::new(3, 2, 1).unwrap(), members);
+        let all = addresses.iter().cloned().enumerate().collect();
+        let then = state.receive(0, &Note::Table(1, all).encode()).unwrap();
+        assert!(matches!(then, NextStep::Call(calls) if calls.len() == 1), "worker 1 is still to be linked");
+        match state.mark_lost(0, reason.to_owned()) {
+            Ok(then) => assert!(done && then == NextStep::Keep, "{reason}"),
+            Err(error) => assert!(!done && matches!(error, JoinError::Lost { worker: 0, .. }), "{error}"),
+        }
+    }
+}
+
+/// Returns the state of a process of four tasks that was in a world of this generation, and elects its leader.
+fn elects(me: usize, generation: u64, spare_of: u64) -> RendezvousState {
+    let addresses: Vec<Address> = (0..4).map(|task| format!("10.0.0.{task}:7").parse().unwrap()).collect();
+    let members = Membership::new(me, Names::default(), addresses.clone()).after(generation);
+    let state = RendezvousState::new(World::new(4, me, 1).unwrap(), members).spare_of(spare_of);
+    let quorum = Quorum { minimum: 3, maximum: 3, ..Quorum::all(4) };
+    let expected = [0, 1, 2].into();
+    state.quorum(Quorum { expected, ..quorum }).elect(Election::new(me, addresses, Default::default()))
+}
+
+fn asks(rank: usize, generation: u64, purpose: fn(String) -> Purpose) -> Hello {
+    let (job, purpose) = ("a".to_owned(), purpose(format!("10.0.1.{rank}:9")));
+    Hello { job, generation, rank, workers: 4, replicas: 1, digest: [0; 32], purpose }
+}
+
+const JOIN: fn(String) -> Purpose = |address| Purpose::Join { address };
+const SPARE: fn(String) -> Purpose = |address| Purpose::Spare { address };
+
+fn called(state: &RendezvousState) -> Vec<usize> {
+    state.asks().unwrap().into_iter().map(|(call, _)| call.worker).collect()
+}
+
+// INV-110
+#[test]
+fn a_process_leads_those_that_it_precedes_and_refuses_the_others() {
+    let refuses = |state: &mut RendezvousState, hello| state.decide(&hello).unwrap_err().reason;
+    let mut started = elects(1, 0, 0);
+    assert!(started.leads() && called(&started) == [0, 2, 3]);
+    assert_eq!(refuses(&mut started, asks(0, 0, JOIN)), Reason::Early);
+    assert_eq!(refuses(&mut started, asks(3, 5, JOIN)), Reason::Early);
+    // Both have told their addresses, and are asked at once.
+    assert_eq!(called(&started), [0, 0, 2, 3, 3]);
+    assert_eq!(started.election_mut().unwrap().take_hurried(), [0, 3].into());
+    started.decide(&asks(2, 0, JOIN)).unwrap();
+    started.decide(&asks(3, 5, SPARE)).unwrap();
+    assert_eq!(called(&started), [0, 0]);
+    assert_eq!(refuses(&mut started, asks(1, 0, JOIN)), Reason::Rank);
+    let mut member = elects(2, 5, 0);
+    member.decide(&asks(0, 0, JOIN)).unwrap();
+    member.decide(&asks(3, 5, JOIN)).unwrap();
+    assert_eq!(refuses(&mut member, asks(1, 5, JOIN)), Reason::Early);
+    assert_eq!(refuses(&mut elects(2, 5, 0), asks(1, 4, JOIN)), Reason::Generation);
+    let mut spare = elects(0, 0, 5);
+    assert!(!spare.leads() && !spare.is_located());
+    assert_eq!(refuses(&mut spare, asks(2, 0, JOIN)), Reason::Early);
+    assert!(matches!(&spare.asks().unwrap()[0].0, call if call.purpose == SPARE("10.0.0.0:7".to_owned())));
+}
+
+// INV-110
+#[test]
+fn a_process_follows_one_leader_at_a_time_and_has_no_followers_then() {
+    let mut state = elects(1, 0, 0);
+    state.decide(&asks(2, 0, JOIN)).unwrap();
+    let calls = state.asks().unwrap();
+    assert_eq!(state.accepted(&calls[0].0), Some(vec![2]));
+    assert_eq!((state.leads(), state.is_located(), called(&state)), (false, false, vec![]));
+    assert_eq!(state.members().connected(), [1].into());
+    // Another one has accepted it at the same time.
+    assert_eq!(state.accepted(&calls[1].0), None);
+    let sent = state.decide(&asks(2, 0, JOIN)).unwrap_err();
+    assert_eq!(
+        (sent.reason, sent.leader.as_deref().cloned()),
+        (Reason::Elsewhere, Some((0, "10.0.0.0:7".parse().unwrap())))
+    );
+    state.close_with_quorum(Duration::from_secs(60));
+    assert!(!state.members().is_closed() && state.table().is_none());
+    // The leader is lost. The process leads again, and asks the others.
+    assert_eq!(state.mark_lost(0, "reset".to_owned()).unwrap(), NextStep::Drop(0, None));
+    assert!(state.leads() && called(&state) == [0, 2, 2, 3]);
+    state.decide(&asks(2, 0, JOIN)).unwrap();
+    state.decide(&asks(3, 0, JOIN)).unwrap();
+    state.close_with_quorum(Duration::from_secs(1));
+    assert!(!state.members().is_closed(), "the first task may connect yet");
+    state.close_with_quorum(Duration::from_secs(5));
+    assert_eq!((state.members().members(), state.members().generation()), (vec![1, 2, 3], 1));
+    assert_eq!(state.missing([].into_iter()), []);
+    let Some(Note::Table(1, table)) = state.table() else { panic!() };
+    // The others link to each other, and not to the leader again.
+    let mut member = elects(3, 0, 0);
+    let call = member.asks().unwrap().remove(1).0;
+    assert_eq!(member.accepted(&call), Some(vec![]));
+    let NextStep::Call(links) = member.receive(1, &Note::Table(1, table).encode()).unwrap() else { panic!() };
+    assert_eq!(links.iter().map(|call| call.worker).collect::<Vec<_>>(), [2]);
+    assert_eq!((member.asks(), member.missing([].into_iter())), (Some(vec![]), vec![]));
+    assert!(matches!(member.mark_lost(1, "reset".to_owned()), Err(JoinError::Lost { worker: 1, .. })));
+}
+
+// INV-110
+#[test]
+fn a_spare_knows_the_workers_of_its_world_and_asks_them() {
+    let mut spare = elects(3, 0, 4);
+    let call = spare.asks().unwrap().remove(0).0;
+    assert_eq!(spare.accepted(&call), Some(vec![]));
+    let world = [(1, "10.0.1.1:9".parse().unwrap()), (2, "10.0.0.2:7".parse().unwrap())];
+    spare.receive(0, &Note::Spare(5, world.to_vec()).encode()).unwrap();
+    assert_eq!((spare.held(), called(&spare)), (Some(5), vec![]));
+    spare.mark_lost(0, "reset".to_owned()).unwrap();
+    assert_eq!(spare.held(), None);
+    let asks = spare.asks().unwrap();
+    let at_once: Vec<_> =
+        asks.iter().filter(|(_, wait)| wait.is_zero()).map(|(call, _)| call.worker).collect();
+    assert_eq!((at_once, called(&spare)), (vec![1, 1, 2], vec![0, 1, 1, 2]));
+    assert!(asks.iter().all(|(call, _)| call.generation == 5 && call.before.as_deref() == Some("reset")));
+}
+
+// INV-110
+#[test]
+fn a_member_of_an_earlier_world_waits_shortly_for_those_of_a_later_one() {
+    let mut leader = elects(1, 4, 0);
+    leader.decide(&asks(2, 5, SPARE)).unwrap();
+    leader.decide(&asks(3, 0, JOIN)).unwrap();
+    leader.close_with_quorum(PRESENT_GRACE - Duration::from_millis(1));
+    assert!(!leader.members().is_closed());
+    leader.close_with_quorum(PRESENT_GRACE);
+    assert_eq!((leader.members().members(), leader.members().generation()), (vec![1, 2, 3], 5));
+}
+
+// INV-110
+#[test]
+fn a_wrong_answer_of_one_process_is_kept_for_the_error_and_ends_nothing() {
+    let mut state = elects(1, 4, 0);
+    let calls: Vec<_> = state.asks().unwrap().into_iter().map(|(call, _)| call).collect();
+    let no = |reason| Refusal::new(reason, "no");
+    assert_eq!(calls.iter().map(|call| call.worker).collect::<Vec<_>>(), [0, 2, 3]);
+    assert!(state.refused(&calls[0], no(Reason::Job)).is_none());
+    assert!(state.refused(&calls[1], no(Reason::Rank)).is_none());
+    assert_eq!(state.refused_connections(vec![]), ["10.0.0.0:7 (no)", "10.0.0.2:7 (no)"]);
+    // These are from workers that have a world.
+    for reason in [Reason::Ended, Reason::Generation, Reason::Taken, Reason::Complete] {
+        assert!(matches!(state.refused(&calls[0], no(reason)), Some(JoinError::Refused { .. })));
+    }
+    let all = state.refused(&calls[2], no(Reason::Cluster));
+    assert!(matches!(all, Some(JoinError::Refused { worker: 3, .. })), "all have refused it");
+}
