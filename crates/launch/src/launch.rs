@@ -76,7 +76,7 @@ impl Launch {
     /// output and error.
     ///
     /// Every task gets the number of spares as `DISTRIBUTE_SPARES`. If there are any, the job continues as long as
-    /// there are as many tasks as workers, and more than spares.
+    /// there are enough workers.
     pub fn new(plan: Plan) -> Self {
         let style = Style::of(plan.tasks().iter().map(|planned| &planned.task));
         let (spares, trained) = (plan.layout().spares, plan.layout().trained());

@@ -308,11 +308,11 @@ impl Supervisor {
         self.policy.spares > 0 && self.policy.min_workers == Some(trained)
     }
 
-    /// Returns the minimum number of tasks that train with which the job continues. With elections, the missing ones
-    /// must be too few for a world of their own.
-    fn least(&self) -> Option<usize> {
-        let least = self.policy.min_workers?;
-        Some(if self.elects() { least.max(self.policy.spares + 1) } else { least })
+    /// Returns the task that was probably the chief of the last group: the first that was never lost. A task that was
+    /// restarted is a spare.
+    fn acting_chief(&self) -> Option<usize> {
+        let never_lost = |known: &TaskRecord| trains(&known.task) && !known.lost && known.restarts == 0;
+        self.tasks.iter().position(never_lost)
     }
 
     /// Returns the first task that trains.
@@ -358,18 +358,22 @@ impl Supervisor {
     /// Records that a failed task will not be restarted. The job continues without the task if it can, and otherwise
     /// ends.
     fn give_up(&mut self, task: usize, actions: &mut Vec<Action>) {
+        // The chief may have failed while it wrote the results.
+        let is_over = self.tasks.iter().any(|known| trains(&known.task) && known.has_succeeded());
+        let is_chief = self.elects() && is_over && self.acting_chief() == Some(task);
         let known = &mut self.tasks[task];
         known.lost = true;
         let (task_name, after) = (known.task.clone(), known.after);
         let end = known.end.clone();
         match (self.left(), end) {
+            _ if is_chief => self.stop(Cause::Failed(task), Signal::Terminate, actions),
             (Some(left), Some(end)) => {
                 actions.push(Action::Notify(Notice::Lost { task: task_name, end, after, left }));
                 self.end_if_all_succeeded(actions);
             }
             (None, Some(end)) if self.elects() && trains(&task_name) => {
                 let left = self.tasks.iter().filter(|known| trains(&known.task) && !known.lost).count();
-                let needed = self.least().unwrap_or_default();
+                let needed = self.policy.min_workers.unwrap_or_default();
                 actions.push(Action::Notify(Notice::TooFew { task: task_name, end, after, left, needed }));
                 self.stop(Cause::Failed(task), Signal::Terminate, actions);
             }
@@ -389,7 +393,7 @@ impl Supervisor {
     /// are required, if the remaining and the successful ones are fewer than the minimum, or if a required task has
     /// failed permanently.
     fn left(&self) -> Option<usize> {
-        let least = self.least()?;
+        let least = self.policy.min_workers?;
         let (workers, others): (Vec<_>, Vec<_>) = self.tasks.iter().partition(|known| trains(&known.task));
         // The rendezvous of the workers is at the first one's address, unless they elect its leader.
         let needed = others.into_iter().chain(workers.first().copied().filter(|_| !self.elects()));

@@ -183,6 +183,9 @@ impl Joining {
                 };
                 if let Some(rank) = guests.receive(context, conn, &bytes, decide) {
                     links.insert(conn, rank);
+                    if let (Some(note), true) = (meeting.precedence(), meeting.leads()) {
+                        context.send(conn, Arrival::Message(Message::new("", note.encode())));
+                    }
                 }
             }
             Arrival::Closed(_) => self.guests.mark_lost(conn),
@@ -212,7 +215,7 @@ impl Joining {
         what: Arrival,
     ) -> Result<(), JoinError> {
         let now = context.now();
-        let Outgoing { call, retries, state, .. } = &mut self.outgoing[at];
+        let Outgoing { call, retries, state, world, .. } = &mut self.outgoing[at];
         match (what, &mut *state) {
             (Arrival::Made, State::Connecting(..)) => {
                 let hello = Hello {
@@ -225,7 +228,9 @@ impl Joining {
                 *state =
                     State::Talking(conn, now + HANDSHAKE, Box::new((HandshakeDecoder::default(), caller)));
             }
-            (Arrival::Closed(reason), _) => *state = State::Waiting(now + retries.broken(reason)),
+            (Arrival::Closed(reason), _) => {
+                (*state, *world) = (State::Waiting(now + retries.broken(reason)), 0);
+            }
             (Arrival::Words(bytes), State::Talking(_, _, talk)) => {
                 let (hearing, caller) = &mut **talk;
                 let answer = match words(hearing, &bytes) {
@@ -253,6 +258,7 @@ impl Joining {
                     Err(refusal) => {
                         context.note(|| format!("is refused by worker {}: {refusal}", call.worker));
                         context.close(conn, "it closed its connection");
+                        *world = refusal.generation;
                         if let Some((leader, address)) = refusal.leader.as_deref() {
                             self.meeting.sent_elsewhere(*leader, address);
                             self.sent_to = Some(*leader);
@@ -320,7 +326,7 @@ impl Joining {
         let now = context.now();
         self.guests.wake(context);
         self.ask(context);
-        for Outgoing { call, retries, state, is_first } in &mut self.outgoing {
+        for Outgoing { call, retries, state, is_first, world } in &mut self.outgoing {
             match state {
                 _ if state.until() > now => {}
                 State::Waiting(_) => {
@@ -332,7 +338,7 @@ impl Joining {
                 }
                 State::Connecting(conn, _) | State::Talking(conn, ..) => {
                     let conn = *conn;
-                    *state = State::Waiting(now + retries.broken("no answer".to_owned()));
+                    (*state, *world) = (State::Waiting(now + retries.broken("no answer".to_owned())), 0);
                     context.close(conn, "it closed its connection");
                 }
             }
@@ -400,15 +406,13 @@ impl Joining {
             let fewer = Quorum { minimum: self.quorum.minimum.saturating_sub(spares), ..self.quorum.clone() };
             self.meeting = self.meeting.clone().quorum(fewer);
         }
+        if !context.has(Planted::MembersForgotten) {
+            self.meeting
+                .set_later(self.outgoing.iter().map(|outgoing| outgoing.world).max().unwrap_or_default());
+        }
         self.meeting.close_with_quorum(quiet);
         let enough = self.grace.map(|grace| self.come.1 + grace);
         self.look = enough.filter(|look| *look > now && self.meeting.leads());
-    }
-
-    fn tell(&self, context: &mut Context<'_>, note: &Note) {
-        for conn in self.links.keys() {
-            context.send(*conn, Arrival::Message(Message::new("", note.encode())));
-        }
     }
 
     /// Returns the generation that this worker has created as the leader, or otherwise the generation that it has

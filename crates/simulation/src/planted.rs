@@ -77,6 +77,8 @@ pub enum Planted {
     TwoLeaders,
     /// A process that is sent to a leader asks no other process from then on.
     ElsewhereTrusted,
+    /// A leader forms a world although a process is in a later one and still answers.
+    MembersForgotten,
     /// The group re-forms because a spare is waiting.
     SparesCounted,
     /// A world that consists only of the present workers is announced as one with all workers.

@@ -444,8 +444,8 @@ fn a_job_with_spares_needs_no_certain_worker_and_ends_if_too_few_are_left() {
             "{task}: {actions:?}"
         );
     }
-    // With more spares than workers, the missing tasks may be enough for another group.
-    for (workers, spares, needed) in [(3, 1, 3), (3, 2, 3), (2, 3, 4)] {
+    for (workers, spares) in [(3, 1), (3, 2), (2, 3)] {
+        let needed = workers;
         let all = workers + spares;
         for first in [0, 1] {
             let mut supervisor = with_spares(workers, spares, 0, workers);
@@ -474,6 +474,23 @@ fn a_job_with_spares_needs_no_certain_worker_and_ends_if_too_few_are_left() {
 fn a_worker_of_a_job_with_spares_is_not_restarted_after_another_one_has_succeeded() {
     let mut supervisor = with_spares(3, 1, 1, 3);
     drop(supervisor.decide(ended(2, End::Exited(0))));
-    let lost = supervisor.decide(ended(0, End::Signaled(9)));
+    let lost = supervisor.decide(ended(1, End::Signaled(9)));
     assert!(matches!(lost[..], [Action::Notify(Notice::Lost { .. })]), "{lost:?}");
+    drop(supervisor.decide(ended(3, End::Exited(0))));
+    drop(supervisor.decide(ended(0, End::Exited(0))));
+    assert_eq!(supervisor.into_parts().0, Cause::Done);
+}
+
+#[test]
+fn a_chief_that_fails_after_another_worker_has_succeeded_fails_the_job() {
+    let mut supervisor = with_spares(3, 1, 1, 3);
+    drop(supervisor.decide(ended(2, End::Exited(0))));
+    assert!(matches!(supervisor.decide(ended(0, End::Signaled(9)))[..], [Action::Send { .. }, ..]));
+    assert_eq!(supervisor.into_parts().0, Cause::Failed(0));
+    // The first worker was lost before, and the next one has become the chief.
+    let mut supervisor = with_spares(3, 1, 0, 3);
+    drop(supervisor.decide(ended(0, End::Signaled(9))));
+    drop(supervisor.decide(ended(2, End::Exited(0))));
+    drop(supervisor.decide(ended(1, End::Exited(3))));
+    assert_eq!(supervisor.into_parts().0, Cause::Failed(1));
 }

@@ -46,12 +46,15 @@ pub enum Reason {
     /// The worker that was connected to follows another one, whose position and address are in
     /// [`Refusal::leader`].
     Elsewhere,
+    /// The worker that was connected to belongs to a complete world that has elected its leader. The other side may
+    /// retry, and finds the leader, if there is one, in [`Refusal::leader`].
+    Formed,
     /// A reason that is unknown to this version.
     Other,
 }
 
 impl Reason {
-    const ALL: [Reason; 18] = [
+    const ALL: [Reason; 19] = [
         Reason::Protocol,
         Reason::Version,
         Reason::Job,
@@ -70,13 +73,19 @@ impl Reason {
         Reason::Certificate,
         Reason::User,
         Reason::Elsewhere,
+        Reason::Formed,
     ];
 
     /// Returns whether only a worker of the job gives this reason, which knows the job's worlds.
     pub(crate) fn is_of_a_world(self) -> bool {
         matches!(
             self,
-            Reason::Elsewhere | Reason::Ended | Reason::Generation | Reason::Taken | Reason::Complete
+            Reason::Elsewhere
+                | Reason::Formed
+                | Reason::Ended
+                | Reason::Generation
+                | Reason::Taken
+                | Reason::Complete
         )
     }
 
@@ -96,14 +105,16 @@ pub struct Refusal {
     pub reason: Reason,
     /// The problem and a remedy, as text.
     pub text: String,
-    /// The position and the address of the worker to ask instead; only with [`Reason::Elsewhere`].
+    /// The position and the address of the worker to ask instead, with [`Reason::Elsewhere`] or [`Reason::Formed`].
     pub leader: Option<Box<(usize, Address)>>,
+    /// The generation of the complete world, with [`Reason::Formed`]; otherwise 0.
+    pub generation: u64,
 }
 
 impl Refusal {
     /// Creates a refusal.
     pub fn new(reason: Reason, text: impl Into<String>) -> Self {
-        Self { reason, text: text.into(), leader: None }
+        Self { reason, text: text.into(), leader: None, generation: 0 }
     }
 
     /// Creates the refusal of a worker that does not lead, with the position and the address of the one that does.
@@ -117,6 +128,14 @@ impl Refusal {
             Reason::Protocol,
             "the received bytes are not the protocol of distribute's workers, or are not protected as here",
         )
+    }
+}
+
+impl Refusal {
+    /// Creates the refusal of a worker in the complete world of a generation, with the position and the address of the
+    /// worker that leads it, unless that one is lost or is the worker itself.
+    pub fn formed(text: impl Into<String>, generation: u64, leader: Option<(usize, Address)>) -> Self {
+        Self { leader: leader.map(Box::new), generation, ..Self::new(Reason::Formed, text) }
     }
 }
 

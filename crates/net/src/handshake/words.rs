@@ -154,8 +154,11 @@ impl Words {
             Words::Refusal(refusal) => {
                 fields.fixed(&[5, refusal.reason.code()]);
                 fields.text(cut(&refusal.text, MAX_REFUSAL));
-                if let (Reason::Elsewhere, Some((position, address))) =
-                    (refusal.reason, refusal.leader.as_deref())
+                if refusal.reason == Reason::Formed {
+                    fields.u64(refusal.generation);
+                }
+                if matches!(refusal.reason, Reason::Formed | Reason::Elsewhere)
+                    && let Some((position, address)) = refusal.leader.as_deref()
                 {
                     fields.u64(*position as u64);
                     fields.text(cut(&address.to_string(), MAX_TEXT));
@@ -201,14 +204,16 @@ impl Words {
             5 => {
                 let [code] = fields.fixed()?;
                 let (reason, text) = (Reason::from_code(code), fields.text(MAX_REFUSAL)?.to_owned());
-                Words::Refusal(match reason {
-                    Reason::Elsewhere => {
-                        let position = fields.count()?;
-                        let address = fields.text(MAX_TEXT)?.parse().map_err(|_| Malformed)?;
-                        Refusal::elsewhere(text, position, address)
-                    }
-                    reason => Refusal::new(reason, text),
-                })
+                let mut refusal = Refusal::new(reason, text);
+                if reason == Reason::Formed {
+                    refusal.generation = fields.u64()?;
+                }
+                if matches!(reason, Reason::Formed | Reason::Elsewhere) && !fields.0.is_empty() {
+                    let position = fields.count()?;
+                    let address = fields.text(MAX_TEXT)?.parse().map_err(|_| Malformed)?;
+                    refusal.leader = Some(Box::new((position, address)));
+                }
+                Words::Refusal(refusal)
             }
             _ => return Err(Malformed),
         };

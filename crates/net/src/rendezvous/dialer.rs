@@ -19,6 +19,8 @@ pub(crate) struct Dialer {
     attempts: usize,
     /// The position and the address of the leader that the other side follows, as it has answered.
     leader: Option<Box<(usize, Address)>>,
+    /// The generation of the complete world to which the other side belongs, by the latest answer; 0 if there is none.
+    world: u64,
 }
 
 /// The wait after an answer that another attempt would not change, if the call must be retried nevertheless.
@@ -46,7 +48,14 @@ impl Dialer {
     /// Creates a call whose first attempt begins after a time.
     pub fn after(call: Call, wait: Duration) -> Self {
         let retries = Retries::new(&call);
-        Self { call, state: State::Waiting(Deadline::after(wait)), retries, attempts: 0, leader: None }
+        Self {
+            call,
+            state: State::Waiting(Deadline::after(wait)),
+            retries,
+            attempts: 0,
+            leader: None,
+            world: 0,
+        }
     }
 
     /// Begins the next attempt with the next [`advance`](Self::advance), unless one is running. With `only_first` this
@@ -61,6 +70,12 @@ impl Dialer {
     pub fn postpone(&mut self, reason: String) {
         self.retries.broken(reason);
         self.state = State::Waiting(Deadline::after(RELUCTANT));
+    }
+
+    /// Returns the generation of the complete world to which the other side belongs, by the latest answer; 0 if it has
+    /// given none.
+    pub fn world(&self) -> u64 {
+        self.world
     }
 
     /// Removes and returns the position and the address of the leader to ask instead, if the other side has sent them.
@@ -123,9 +138,13 @@ impl Dialer {
                 Err(failure) => failure,
             };
             let wait = match failure {
-                AttemptError::Broken(reason) => self.retries.broken(reason),
+                AttemptError::Broken(reason) => {
+                    self.world = 0;
+                    self.retries.broken(reason)
+                }
                 AttemptError::Refused(refusal) => {
                     self.leader.clone_from(&refusal.leader);
+                    self.world = refusal.generation;
                     self.retries.refused(refusal).map_err(Failed::Refused)?
                 }
                 AttemptError::Policy(policy) => return Err(Failed::Policy(policy)),

@@ -1,9 +1,8 @@
 //! Replies to processes that connect after the world was formed. This module contains only pure functions and values.
 
-use super::state::latecomer;
 use super::waiting::WaitingProcesses;
 use crate::handshake::{Hello, Names, Purpose, Reason, Refusal};
-use distribute_cluster::Address;
+use distribute_cluster::{Address, Task};
 use std::time::Duration;
 
 /// The rules by which a worker replies to processes that connect to its complete world.
@@ -57,6 +56,22 @@ impl LateJoinReplies {
         waiting_processes: &mut WaitingProcesses,
         now: Duration,
     ) -> Result<(), Refusal> {
+        let answer = self.decide(hello, lost, over, waiting_processes, now);
+        answer.map_err(|refusal| match refusal.reason {
+            // A process that elects a leader must not begin another world while it waits for this one.
+            Reason::Early if self.leader.is_some() => Refusal::formed(refusal.text, self.generation, None),
+            _ => refusal,
+        })
+    }
+
+    fn decide(
+        &self,
+        hello: &Hello,
+        lost: &dyn Fn(usize) -> bool,
+        over: bool,
+        waiting_processes: &mut WaitingProcesses,
+        now: Duration,
+    ) -> Result<(), Refusal> {
         let (mine, theirs) = (self.names.task(self.me), self.names.task(hello.rank));
         if over {
             let text = format!("the training has ended on all workers, and {mine} waits for no {theirs}");
@@ -99,7 +114,8 @@ impl LateJoinReplies {
                 format!("{mine} has lost {leads}, which led it, and accepts others when the group re-forms");
             return Err(Refusal::new(Reason::Early, text));
         }
-        Err(Refusal::elsewhere(format!("{mine} follows {leads}: join that one"), *leader, address.clone()))
+        let text = format!("{mine} follows {leads}: join that one");
+        Err(Refusal::formed(text, self.generation, Some((*leader, address.clone()))))
     }
 
     /// Returns whether a process that is no member is a spare: the world is full, and the process was in no other world
@@ -113,6 +129,17 @@ impl LateJoinReplies {
         let leads = self.leader.as_ref().map_or(0, |(leader, _)| *leader) == self.me;
         joins && leads && self.members.len() >= self.maximum
     }
+}
+
+/// Returns the refusal for a process that connects to a complete world. `lost` is `true` if the worker at the process's
+/// position is disconnected. `mine` is the task of this worker, and `theirs` that of the process.
+fn latecomer(mine: &Task, theirs: &Task, lost: bool) -> Refusal {
+    if lost {
+        let text = format!("{mine} has lost {theirs}, and accepts another one when the group re-forms");
+        return Refusal::new(Reason::Early, text);
+    }
+    let text = format!("the world is complete, and has a {theirs} already: {mine} accepts no other");
+    Refusal::new(Reason::Complete, text)
 }
 
 #[cfg(test)]
@@ -160,12 +187,10 @@ mod tests {
         };
         for hello in [hello(0, 0, JOIN), hello(0, 2, SPARE), hello(1, 3, JOIN)] {
             let sent = answer(3, &hello, &[], false).unwrap_err();
-            assert_eq!(
-                (sent.reason, sent.leader.as_deref().cloned()),
-                (Reason::Elsewhere, Some((2, address.clone())))
-            );
+            assert_eq!(sent, Refusal::formed(sent.text.clone(), 3, Some((2, address.clone()))));
             // The rank of the leader in this world is 1.
-            assert_eq!(answer(3, &hello, &[1], false).unwrap_err().reason, Reason::Early);
+            let lost = answer(3, &hello, &[1], false).unwrap_err();
+            assert_eq!((lost.reason, lost.generation, lost.leader), (Reason::Formed, 3, None));
             assert_eq!(answer(3, &hello, &[], true).unwrap_err().reason, Reason::Ended);
         }
         assert_eq!(answer(2, &hello(0, 0, JOIN), &[], false), Ok(()));

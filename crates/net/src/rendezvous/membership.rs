@@ -148,6 +148,10 @@ impl Membership {
             (Purpose::Call { .. }, _) => {
                 return refusal(Reason::Purpose, format!("{mine} of a world accepts no calls"));
             }
+            // The leader that has sent the table to the other one was lost, or this worker has left it.
+            (Purpose::Link, _) if self.is_elected => {
+                return refusal(Reason::Early, format!("{mine} is in no world that has {theirs}"));
+            }
             (Purpose::Link, _) => {
                 return refusal(Reason::Rank, format!("{theirs} has to join {mine} first"));
             }

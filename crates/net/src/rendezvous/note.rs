@@ -26,6 +26,9 @@ pub enum Note {
     /// A world is complete without the receiver, which is its spare from now on and waits for another note. The fields
     /// are the generation of that world and, if leaders are elected, the position and address of each of its workers.
     Spare(u64, Vec<(usize, Address)>),
+    /// The sender is an elected leader, which has accepted the receiver. The field is the generation of the last world
+    /// of which it was a member.
+    Leads(u64),
 }
 
 impl Note {
@@ -57,6 +60,10 @@ impl Note {
             Note::Spare(generation, members) => {
                 fields.fixed(&[3]);
                 write_world(&mut fields, *generation, members);
+            }
+            Note::Leads(generation) => {
+                fields.fixed(&[4]);
+                fields.u64(*generation);
             }
         }
         fields.0.into()
@@ -96,6 +103,11 @@ impl Note {
             [3] => {
                 let (generation, members) = read_world(fields)?;
                 Ok(Note::Spare(generation, members))
+            }
+            [4] => {
+                let generation = fields.u64()?;
+                fields.end()?;
+                Ok(Note::Leads(generation))
             }
             _ => Err(Malformed),
         }
@@ -140,6 +152,7 @@ mod tests {
             Note::Table(7, vec![(0, "a:1".parse().unwrap()), (3, "b:2".parse().unwrap())]),
             Note::Refused(3, "10.0.0.9:7".to_owned(), Refusal::new(Reason::Cluster, "of another program")),
             Note::Spare(5, vec![]),
+            Note::Leads(4),
             Note::Spare(6, vec![(1, "a:1".parse().unwrap()), (2, "b:2".parse().unwrap())]),
         ] {
             assert_eq!(Note::decode(&note.encode()), Ok(note));

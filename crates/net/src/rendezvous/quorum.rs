@@ -20,7 +20,7 @@ pub(super) const PRESENT_GRACE: Duration = Duration::from_secs(5);
 
 /// The time for which an elected leader that has just started waits for members of a world that a spare knows of. The
 /// leader of that world may have been lost before any other worker was in it.
-pub(super) const MEMBERS_GRACE: Duration = Duration::from_secs(30);
+pub(super) const MEMBERS_GRACE: Duration = Duration::from_secs(120);
 
 /// The time for which the leader waits likewise for a worker of the last world that is lost.
 const LOST_GRACE: Duration = Duration::from_millis(500);

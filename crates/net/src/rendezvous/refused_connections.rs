@@ -45,7 +45,7 @@ impl RefusedConnections {
         match handshake_error {
             // The process tries again, and will be accepted soon, here or by the leader.
             HandshakeError::Refused(refusal)
-                if matches!(refusal.reason, Reason::Early | Reason::Elsewhere) =>
+                if matches!(refusal.reason, Reason::Early | Reason::Elsewhere | Reason::Formed) =>
             {
                 tracing::debug!(address = %from, "a connection was refused for now: {refusal}");
             }

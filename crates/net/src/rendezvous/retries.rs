@@ -76,7 +76,7 @@ impl Retries {
     pub fn refused(&mut self, refusal: Refusal) -> Result<Duration, Refusal> {
         match refusal.reason {
             Reason::Crowded => Ok(self.broken(refusal.to_string()).min(CROWDED)),
-            Reason::Late | Reason::Early | Reason::Replaced | Reason::Elsewhere => {
+            Reason::Late | Reason::Early | Reason::Replaced | Reason::Elsewhere | Reason::Formed => {
                 Ok(self.broken(refusal.to_string()))
             }
             // The position belongs to a process that has died, and whose death was not detected yet.

@@ -157,6 +157,8 @@ impl RunningRendezvous {
             // yet.
             let is_welcoming = self.reception.welcoming().next().is_some();
             if !is_welcoming {
+                let asked = self.dialers.iter().filter(|dialer| dialer.call().purpose != Purpose::Link);
+                self.state.set_later(asked.map(Dialer::world).max().unwrap_or_default());
                 self.state.close_with_quorum(idle.look(self.reception.is_talking()));
             }
             let missing = self.missing();
@@ -267,6 +269,11 @@ impl RunningRendezvous {
             // In an election, this worker may follow another one since it has accepted that one.
             if self.state.members().connected().contains(&arrival.hello.rank) {
                 self.add_link(arrival.hello.rank, arrival.stream);
+                let is_link = arrival.hello.purpose == Purpose::Link;
+                if let (Some(link), Some(note), false) = (self.links.last(), self.state.precedence(), is_link)
+                {
+                    link.send(Frame::Data(Message::new("", note.encode())));
+                }
             }
         }
         self.ask();

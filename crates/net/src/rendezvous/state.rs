@@ -3,6 +3,7 @@
 //!
 //! `running` carries out these decisions over sockets, and the crate `distribute-simulation` does so without sockets.
 
+mod following;
 mod missing;
 
 use super::election::{Election, Precedence};
@@ -12,7 +13,7 @@ use super::quorum::{MEMBERS_GRACE, PRESENT_GRACE};
 use super::{JoinError, Missing, Progress, Quorum};
 use crate::handshake::fields::Malformed;
 use crate::handshake::{Hello, Purpose, Reason, Refusal};
-use distribute_cluster::{Address, Task, World};
+use distribute_cluster::{Address, World};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -39,6 +40,12 @@ pub struct RendezvousState {
     refused: Vec<String>,
     /// The reason why the last leader was lost, if this worker has followed one in an election.
     before: Option<String>,
+    /// The latest generation of a complete world of which a process that this one asks is a member; 0 if there is none.
+    later: u64,
+    /// The precedence of the elected leader, as far as it has told it.
+    leader_precedence: Option<Precedence>,
+    /// A process that precedes the elected leader, and has asked this one.
+    better: Option<usize>,
     /// The address at which the elected leader has accepted this worker.
     leader_at: Option<Address>,
 }
@@ -76,6 +83,7 @@ impl RendezvousState {
         let quorum = Quorum::all(world.workers());
         let (patience, election, has_table, reported) = Default::default();
         let (spare_of, is_held, refused, before, leader_at) = Default::default();
+        let (later, leader_precedence, better) = Default::default();
         Self {
             world,
             members,
@@ -88,8 +96,17 @@ impl RendezvousState {
             is_held,
             refused,
             before,
+            later,
+            leader_precedence,
+            better,
             leader_at,
         }
+    }
+
+    /// Sets the latest generation of a complete world of which a process that this one asks is a member; 0 if there is
+    /// none. While there is one, no world is formed by a leader that was only in earlier ones.
+    pub fn set_later(&mut self, generation: u64) {
+        self.later = generation;
     }
 
     /// Elects the leader. Call this after [`spare_of`](Self::spare_of). By default, the first worker leads.
@@ -151,40 +168,21 @@ impl RendezvousState {
     /// worker leads.
     pub fn asks(&self) -> Option<Vec<(Call, Duration)>> {
         let election = self.election.as_ref()?;
-        if !self.leads() && self.members.leader().is_some() {
-            return Some(Vec::new());
-        }
+        let only = match self.follows() {
+            false => None,
+            true if self.better.is_none() || self.has_table || self.is_held => return Some(Vec::new()),
+            true => self.better,
+        };
         let connected = self.members.connected();
-        let asked = election.candidates(&connected).map(|(worker, address, wait)| {
-            let (purpose, generation) = self.purpose();
-            let (address, before) = (address.clone(), self.before.clone());
-            (Call { worker, address, purpose, generation, before }, wait)
-        });
+        let asked = election.candidates(&connected);
+        let asked = asked.filter(|(worker, ..)| only.is_none_or(|only| only == *worker)).map(
+            |(worker, address, wait)| {
+                let (purpose, generation) = self.purpose();
+                let (address, before) = (address.clone(), self.before.clone());
+                (Call { worker, address, purpose, generation, before }, wait)
+            },
+        );
         Some(asked.collect())
-    }
-
-    /// Processes a connection that another worker has accepted. Returns the workers whose links must be closed before;
-    /// `None` if the new one must be closed instead, because this worker already follows another leader.
-    pub fn accepted(&mut self, call: &Call) -> Option<Vec<usize>> {
-        if self.election.is_none() || call.purpose == Purpose::Link {
-            return Some(Vec::new());
-        }
-        if self.has_table || (!self.leads() && self.members.leader().is_some()) {
-            return None;
-        }
-        let followers = self.members.connected().into_iter().filter(|worker| *worker != self.world.worker());
-        let followers = followers.collect();
-        self.members.follow(Some(call.worker));
-        self.leader_at = Some(call.address.clone());
-        Some(followers)
-    }
-
-    /// Records that a process has sent this one to the leader that it follows.
-    pub fn sent_elsewhere(&mut self, position: usize, address: &Address) {
-        if let Some(election) = &mut self.election {
-            election.learn(position, address);
-            election.suspect(position);
-        }
     }
 
     /// Returns whether this worker is the leader, and cannot form a world without `worker`: the world needs all
@@ -262,6 +260,13 @@ impl RendezvousState {
         let (mine, theirs) = (self.members.task(me), self.members.task(hello.rank));
         match self.members.leader() {
             Some(leader) if leader != me => {
+                let theirs = Precedence::of(hello).filter(|_| !self.has_table && hello.rank != me);
+                if let (Some(theirs), Some(leads)) = (theirs, self.leader_precedence)
+                    && theirs < leads
+                {
+                    self.better = Some(hello.rank);
+                    election.hurry(hello.rank);
+                }
                 let text = format!("{mine} follows {}: join that one", self.members.task(leader));
                 Err(match self.leader_at.clone() {
                     Some(address) => Refusal::elsewhere(text, leader, address),
@@ -335,6 +340,10 @@ impl RendezvousState {
                 };
                 Ok(NextStep::Call(below.map(call).collect()))
             }
+            Ok(Note::Leads(generation)) => {
+                self.leader_precedence = Some(Precedence::new(generation, from));
+                Ok(NextStep::Call(Vec::new()))
+            }
             Ok(Note::Spare(generation, members)) => {
                 if let Some(election) = &mut self.election {
                     election.learn_world(&members);
@@ -392,7 +401,7 @@ impl RendezvousState {
         (self.reported, self.is_held) = (None, false);
         if self.election.is_some() {
             self.members.follow(self.own_leader());
-            self.before = Some(reason);
+            (self.before, self.leader_precedence, self.better) = (Some(reason), None, None);
             return Ok(NextStep::Drop(worker, None));
         }
         Ok(NextStep::Drop(0, self.call_leader(Some(reason))))
@@ -408,7 +417,8 @@ impl RendezvousState {
             (Some(_), 0) => self.patience.min(MEMBERS_GRACE),
             (None, _) => self.patience.max(self.quorum.grace),
         };
-        if self.members.awaits_members() && idle < patience {
+        let is_behind = self.election.is_some() && self.later > self.members.before();
+        if is_behind || self.members.awaits_members() && idle < patience {
             return;
         }
         let (connected, is_first) = (self.members.connected(), self.members.before() == 0);
@@ -452,17 +462,6 @@ impl RendezvousState {
         let (task, address) = (self.members.task(call.worker), call.address.to_string());
         Some(JoinError::Refused { worker: call.worker, task, address, refusal })
     }
-}
-
-/// Returns the refusal for a process that connects to a complete world. `lost` is `true` if the worker at the process's
-/// position is disconnected. `mine` is the task of this worker, and `theirs` that of the process.
-pub fn latecomer(mine: &Task, theirs: &Task, lost: bool) -> Refusal {
-    if lost {
-        let text = format!("{mine} has lost {theirs}, and accepts another one when the group re-forms");
-        return Refusal::new(Reason::Early, text);
-    }
-    let text = format!("the world is complete, and has a {theirs} already: {mine} accepts no other");
-    Refusal::new(Reason::Complete, text)
 }
 
 #[cfg(test)]

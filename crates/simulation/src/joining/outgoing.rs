@@ -2,10 +2,12 @@
 
 use super::Joining;
 use crate::context::Context;
-use crate::network::Conn;
+use crate::network::{Arrival, Conn};
 use crate::planted::Planted;
+use distribute_net::Message;
 use distribute_net::handshake::{Caller, HandshakeDecoder, Purpose};
 use distribute_net::rendezvous::election::Election;
+use distribute_net::rendezvous::note::Note;
 use distribute_net::rendezvous::retries::Retries;
 use distribute_net::rendezvous::state::Call;
 use std::time::Duration;
@@ -18,6 +20,8 @@ pub(super) struct Outgoing {
     pub state: State,
     /// Whether no attempt has begun.
     pub is_first: bool,
+    /// The generation of the complete world to which the other side belongs, by the latest answer; 0 if there is none.
+    pub world: u64,
 }
 
 /// The state of an outgoing connection.
@@ -45,7 +49,7 @@ impl State {
 impl Outgoing {
     pub fn new(call: Call, now: Duration) -> Self {
         let retries = Retries::new(&call);
-        Self { call, retries, state: State::Waiting(now), is_first: true }
+        Self { call, retries, state: State::Waiting(now), is_first: true, world: 0 }
     }
 
     /// Begins the next attempt now, unless one is running. With `only_first` this applies only to the first attempt.
@@ -101,5 +105,11 @@ impl Joining {
             self.links.remove(&conn);
         }
         self.early.retain(|(from, _)| *from != worker);
+    }
+
+    pub(super) fn tell(&self, context: &mut Context<'_>, note: &Note) {
+        for conn in self.links.keys() {
+            context.send(*conn, Arrival::Message(Message::new("", note.encode())));
+        }
     }
 }

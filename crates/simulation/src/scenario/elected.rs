@@ -12,7 +12,8 @@ use std::time::Duration;
 pub(super) fn disturb(scenario: Scenario, plan: &mut Plan, draw: &mut SplitMix) {
     let (workers, is_storm) = (plan.workers, scenario == Scenario::ElectedStorm);
     train(plan, draw, &[&[true], &[false, true]]);
-    plan.join = Duration::from_secs(300);
+    // A leader may be lost before others are in its world, and again: new processes wait for its members each time.
+    plan.join = Duration::from_secs(900);
     // With at least as many spares as workers, the missing tasks may be enough for another world.
     let most_spares = if is_storm { workers - 2 } else { (workers - 1) / 2 };
     let is_bridged = is_storm && workers % 2 == 1 && workers > 3 && draw.below(2) == 0;
@@ -22,6 +23,8 @@ pub(super) fn disturb(scenario: Scenario, plan: &mut Plan, draw: &mut SplitMix) 
     plan.elastic = Some(Elastic { least: most, grace: Duration::from_secs(30), away, spares });
     if let Some(course) = &mut plan.course {
         course.steps += 10;
+        // A worker that computes for long answers others, and does not notice that its world has failed.
+        course.longest_break = ms(of(draw, &[1_000, 20_000, 45_000]));
     }
     let latest = of(draw, &[300, 10_000]) as usize;
     plan.starts = (0..workers).map(|_| ms(draw.below(latest) as u64)).collect();

@@ -41,6 +41,27 @@ impl Simulation {
         {
             wrong.push(format!("there are two worlds at once: {one:?} and {other:?}"));
         }
+        // INV-42, INV-110. One update may be lost with the only worker that has made it, and is made again.
+        if self.surroundings.plan.electorate().is_some()
+            && self.surroundings.plan.certain == Certain::NobodyLate
+        {
+            let made = |process: &Process| match process.training() {
+                Some(training) if training.is_whole() => training.weights().made,
+                _ => 0,
+            };
+            let lives = self.processes.iter().filter(|other| other.lives());
+            let (members, others): (Vec<_>, Vec<_>) =
+                lives.partition(|other| working.places().contains(&other.name.rank));
+            let furthest = members.into_iter().map(made).max().unwrap_or_default();
+            if let Some(other) = others.into_iter().find(|other| made(other) > furthest + 1) {
+                wrong.push(format!(
+                    "{} is in a world after update {furthest}, without {}, which has made {}",
+                    process.name,
+                    other.name,
+                    made(other)
+                ));
+            }
+        }
         // INV-100
         let most = self.surroundings.plan.most();
         if working.places().len() > most {

@@ -40,6 +40,7 @@ fn finds(planted: Planted) -> Scenario {
         Planted::FollowersKept => Scenario::Elected,
         Planted::TwoLeaders => Scenario::ElectedStorm,
         Planted::ElsewhereTrusted => Scenario::Elected,
+        Planted::MembersForgotten => Scenario::Elected,
         Planted::SparesCounted => Scenario::SparesKilled,
         Planted::TableOfAll => Scenario::ElasticStarts,
         Planted::DealtAsBefore => Scenario::ElasticStarts,
