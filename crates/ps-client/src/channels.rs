@@ -240,7 +240,7 @@ impl Messages {
 }
 
 /// The response to a request, or the reason why there is none.
-type Answer = Result<Response, ChannelError>;
+pub(super) type Answer = Result<Response, ChannelError>;
 
 /// Requests that have been sent and whose responses may not have arrived yet.
 pub(crate) struct PendingReplies {
