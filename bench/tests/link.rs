@@ -40,7 +40,7 @@ fn training_goes_through_the_link_at_its_rate() {
     if !asked_for() {
         return;
     }
-    let options = ["--rounds", "1", "--filter", "mlp", "--link", "200mbit,unlimited"];
+    let options = ["--rounds", "1", "--filter", "mlp_2p", "--link", "200mbit,unlimited"];
     let (text, _) = child::output(bench(&options), PATIENCE);
     let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let [limited, unlimited] = &lines[..] else { panic!("{text}") };
@@ -65,7 +65,7 @@ fn a_bench_that_is_killed_leaves_no_namespace() {
         return;
     }
     watched(|| {
-        let mut command = bench(&["--seconds", "1000", "--filter", "mlp", "--link", "1gbit"]);
+        let mut command = bench(&["--seconds", "1000", "--filter", "mlp_2p", "--link", "1gbit"]);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let mut bench = child::Killed(command.spawn().unwrap());
         let here = namespace("self").unwrap();
