@@ -360,12 +360,12 @@ fn invalid_requests_are_refused_and_the_server_continues() {
         let stranger = clients.connect(&ps(), PATIENCE).unwrap();
         // An initializer of a kind that no version has: a head of `Create` with `Contents::Initialized`.
         let create =
-            [&b"\x04\0\x4d\0\0\0\0\x01t\x01\x01\x02\x02\x01\x01\x03"[..], &[0; 16], &[0, 2, 1, 0, 0]]
+            [&b"\x05\0\x4d\0\0\0\0\x01t\x01\x01\x02\x02\x01\x01\x03"[..], &[0; 16], &[0, 2, 1, 0, 0]]
                 .concat();
         for (message, reason) in [
             (Message::default(), "no head"),
             (Message::new("garbage", "more"), "another version of requests than "),
-            (Message::new("\u{4}\u{2}", ""), "no flag whether a change was acknowledged"),
+            (Message::new("\u{5}\u{2}", ""), "no flag whether a change was acknowledged"),
             (Message::new(create, ""), "a head that cannot be decoded"),
         ] {
             let answer = stranger.call(SERVICE, message, PATIENCE).unwrap();
