@@ -65,7 +65,7 @@ mod tests {
         let ids: Vec<_> = (0..100_000).map(|i| id(noise(300, i))).collect();
         assert!(ids.iter().all(|id| (*id as usize) < ROWS) && id(u32::MAX >> 8) as usize >= ROWS - 20);
         let below = |bound| ids.iter().filter(|id| **id < bound).count() as f64 / ids.len() as f64;
-        // As many in the first thousand as in the second: of seven orders of magnitude, three.
+        // The logarithm of an id is uniform, and three of seven orders of magnitude are below a thousand.
         assert!((below(1_000) - 3. / 7.).abs() < 0.01, "{}", below(1_000));
     }
 }

@@ -23,6 +23,7 @@ mod devices;
 mod extended;
 mod rejoin;
 mod step_meter;
+mod step_stats;
 mod steps;
 mod threads;
 mod validate;
@@ -56,7 +57,7 @@ pub use extended::StrategyExtended;
 pub use extended::{IndependentWorker, Replicas};
 pub use threads::Threads;
 
-use self::steps::StepStats;
+use self::step_stats::StepStats;
 use self::workers::Workers;
 use distribute_base::internal::{DeviceCopies, lock};
 use distribute_base::{MixedPrecision, Result};

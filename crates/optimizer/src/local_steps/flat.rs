@@ -2,7 +2,7 @@
 
 use super::outer;
 use crate::parameters::Parameters;
-use crate::update::local::{LOCKED, Locked, with_locked};
+use crate::update::locked::{LOCKED, Locked, with_locked};
 use candle_core::{DType, Var};
 use distribute_base::Result;
 use distribute_base::internal::with_elements;

@@ -11,7 +11,7 @@ use crate::progress::{Change, Progress};
 use crate::reduce::split::{Splittable, WorkSplit};
 use crate::slots::Slots;
 use crate::sync::StepSync;
-use crate::update::local::{Locked, with_locked};
+use crate::update::locked::{Locked, with_locked};
 use crate::update::touched::Touched;
 use crate::update::{Update, rounding};
 use candle_core::{DType, Var};

@@ -1,5 +1,5 @@
-//! The update of variables in the memory of this process. They are locked and written in place. Gradients are reduced,
-//! transformed and applied block by block, in one pass.
+//! The update of variables in the memory of this process. Gradients are reduced, transformed and applied block by
+//! block, in one pass.
 
 use crate::groups::Rules;
 use crate::parameters::Parameters;
@@ -12,19 +12,15 @@ use crate::reduce::split::{Splittable, WorkSplit};
 use crate::slots::{MAX_SLOTS, Slots, slot_range};
 use crate::sync::Threads;
 use crate::transform::{ResolvedTransforms, Transform};
+use crate::update::locked::{LOCKED, Locked, with_locked};
 use crate::update::{Backend, Pass, Update, rounding};
-use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Var};
+use candle_core::Var;
 use distribute_base::internal::{EitherFloat, Number};
 use distribute_base::{Error, Result};
 use distribute_decisions::internal::BLOCK;
 use distribute_optim::{Rule, RuleExt, Step, Unit, UpdateError};
 use distribute_tensor::kernel::fold_scaled;
-use std::cell::RefCell;
 use std::ops::Range;
-
-/// The maximum number of variables that are locked at the same time. candle's calls are nested, and each needs stack
-/// space.
-pub(crate) const LOCKED: usize = 64;
 
 /// A backend that updates variables in place, or through copies if a rule may do more than compute. It never calls the
 /// program's code while replicas wait without a deadline.
@@ -270,64 +266,4 @@ fn ranges_of<'s, F>(slots: &'s mut [&mut [F]], at: &Range<usize>) -> [&'s mut [F
         *block = &mut slot[at.clone()];
     }
     of_block
-}
-
-/// The elements of a locked variable.
-pub(crate) enum Locked<'a> {
-    F32(&'a mut [f32]),
-    F64(&'a mut [f64]),
-}
-
-type Then<'f> = Box<dyn FnOnce(Vec<Locked<'_>>) -> Result<()> + 'f>;
-
-/// Locks all variables for writing, and calls `then` with their elements.
-///
-/// candle provides access to the elements of a variable only inside a call, so there is one nested call for each
-/// variable. No variable may occur twice.
-pub(crate) fn with_locked<'f>(
-    variables: &[&Var],
-    then: impl FnOnce(Vec<Locked<'_>>) -> Result<()> + 'f,
-) -> Result<()> {
-    lock_next(variables, Vec::with_capacity(variables.len()), Box::new(then))
-}
-
-fn lock_next<'a>(variables: &[&Var], above: Vec<Locked<'a>>, then: Then<'_>) -> Result<()> {
-    let Some((first, rest)) = variables.split_first() else { return then(above) };
-    // candle treats rows without columns as repeated elements.
-    if first.elem_count() == 0 {
-        let mut all: Vec<Locked<'_>> = above;
-        all.push(if first.dtype() == DType::F32 { Locked::F32(&mut []) } else { Locked::F64(&mut []) });
-        return lock_next(rest, all, then);
-    }
-    let level = Level { rest, state: RefCell::new(Some((above, then))), result: RefCell::new(Ok(())) };
-    first.inplace_op1(&level)?;
-    level.result.into_inner()
-}
-
-struct Level<'a, 'f> {
-    rest: &'a [&'a Var],
-    state: RefCell<Option<(Vec<Locked<'a>>, Then<'f>)>>,
-    result: RefCell<Result<()>>,
-}
-
-impl InplaceOp1 for Level<'_, '_> {
-    fn name(&self) -> &'static str {
-        "optimizer update"
-    }
-
-    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
-        let Some((start, end)) = layout.contiguous_offsets() else {
-            candle_core::bail!("the variable is not contiguous")
-        };
-        let mine = match storage {
-            CpuStorage::F32(v) => Locked::F32(&mut v[start..end]),
-            CpuStorage::F64(v) => Locked::F64(&mut v[start..end]),
-            _ => candle_core::bail!("the variable is neither f32 nor f64"),
-        };
-        let Some((above, then)) = self.state.take() else { candle_core::bail!("called twice") };
-        let mut all: Vec<Locked<'_>> = above;
-        all.push(mine);
-        *self.result.borrow_mut() = lock_next(self.rest, all, then);
-        Ok(())
-    }
 }

@@ -10,11 +10,12 @@
 //! `rounding` rounds tables that are stored in bf16, and `touched` determines which elements a step changes.
 //!
 //! `copies` contains the update for rules that run the program's code. Such rules are applied to copies, which are
-//! written to the variables when all copies are complete.
+//! written to the variables when all copies are complete. `locked` gives access to several variables at once.
 
 pub(crate) mod copies;
 pub(crate) mod devices;
 pub(crate) mod local;
+pub(crate) mod locked;
 pub(crate) mod rounding;
 pub(crate) mod servers;
 pub(crate) mod sharded;
