@@ -155,7 +155,11 @@ impl RestoreReport {
         self.unrestored.append(&mut other.unrestored);
     }
 
-    /// Completes the report with the names in `there` that were not used. Returns an error if nothing was restored.
+    /// Completes the report with the names in `there` that were not used, except the values from which the mean
+    /// of a running statistic was computed. `operation` and `from` name the call and the checkpoint in errors.
+    ///
+    /// # Errors
+    /// - [`Error::InvalidArgument`]: nothing was restored.
     #[doc(hidden)]
     pub fn finish(
         mut self,

@@ -4,7 +4,7 @@ use crate::{Signal, Task};
 use std::fmt;
 use std::time::Duration;
 
-/// The way in which a process has ended: an exit code, a signal, or a failed start.
+/// The way in which a process has ended: an exit code, a signal, or a failed restart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
     /// The process has exited with this exit code.

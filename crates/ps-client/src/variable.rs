@@ -125,10 +125,11 @@ impl RemoteVariable {
         }
     }
 
-    /// Returns the tables, which form a single value.
+    /// Returns the tables if the rows have indices, so that the variable has a value of a fixed shape. `operation` is
+    /// the name of the call in the error.
     ///
     /// # Errors
-    /// - [`Error::NotSupported`]: the rows have ids.
+    /// - [`Error::NotSupported`]: the rows have ids. Such rows are created on demand and form no tensor.
     pub fn value(&self, operation: &'static str) -> Result<&Sharded> {
         self.numbered().ok_or_else(|| no_value(operation))
     }

@@ -135,7 +135,8 @@ impl Training {
         working.compute(context, Duration::from_millis(least));
     }
 
-    /// Performs the next action after the computation between two calls.
+    /// Makes the next call, after the computation before it. Returns whether the worker stays in this world, leaves it
+    /// to re-form the group, or exits.
     pub fn act(&mut self, working: &mut Working, context: &mut Context<'_>) -> Go {
         match &self.stage {
             Stage::Started => Go::On,

@@ -36,7 +36,7 @@ impl Port {
     }
 }
 
-/// Returns an address of this machine that is not a loopback address; `None` if it has none.
+/// Returns the IPv4 address from which this machine sends to other networks; `None` if it has no route to them.
 pub fn own_address() -> Option<IpAddr> {
     let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
     // Nothing is sent: the system chooses the address from which it would be.

@@ -65,7 +65,7 @@ enum Peer {
     ThisWorker,
 }
 
-/// The next step of a round.
+/// The next action in a round.
 #[derive(Debug, PartialEq)]
 pub enum Next {
     /// Wait for messages of the other workers.
@@ -247,7 +247,8 @@ impl Round {
         first.is_some_and(|(worker, _)| worker == self.world.worker())
     }
 
-    /// Returns the next step. If `last` is `true`, this worker no longer waits.
+    /// Returns the next action, which depends on the messages that have been received. If `last` is `true`, this worker
+    /// no longer waits for statuses or a verdict of others, and decides alone.
     pub fn next(&mut self, last: bool) -> Next {
         if let Some(blame) = self.verdict.take() {
             return Next::Over(blame);

@@ -59,11 +59,12 @@ pub enum NoPlan {
     LostShards(Vec<usize>),
 }
 
-/// Returns the transfers after which each worker has its shard and the copy of the one before it, in the version of
-/// worker `source`, whose weights all have. The order is that in which each sender sends.
+/// Returns the transfers after which each worker has its own shard and a copy of the shard of the worker before it.
+/// `inventories` are those of all workers, by rank. Each sender makes its transfers in the order of the plan.
 ///
 /// # Errors
-/// - [`NoPlan::Versions`]: workers have another version. Shards of the source's version do not match their weights.
+/// - [`NoPlan::Versions`]: workers have weights of another version than the worker `source`. The shards that they would
+///   receive do not match their weights.
 /// - [`NoPlan::LostShards`]: no worker has these shards.
 pub fn plan(inventories: &[Inventory], source: usize) -> Result<Vec<Move>, NoPlan> {
     let workers = inventories.len();

@@ -271,7 +271,8 @@ impl<T: Nest> DistributedDataset<T> {
 
     /// Returns the dtypes and shapes of each local replica's batches, derived from the dataset's
     /// [`element_spec`](distribute_data::Dataset::element_spec). With one worker, the number of rows is known if the
-    /// global batch size is a known multiple of the number of replicas. Returns `None` if there is no spec.
+    /// global batch size is a known multiple of the number of replicas. If a function creates the datasets, these are
+    /// the specs of its datasets. Returns `None` if a dataset has no spec, or if the function fails.
     #[doc(alias = "tf.distribute.DistributedDataset.element_spec")]
     pub fn element_spec(&self) -> Option<PerReplica<ElementSpec>> {
         let world = self.strategy.world();

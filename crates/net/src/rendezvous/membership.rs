@@ -279,8 +279,8 @@ impl Membership {
         self.addresses.get(worker).map(Address::to_string).unwrap_or_default()
     }
 
-    /// Sets the world that was received from the leader: its generation, and the addresses of its workers. Returns
-    /// `false`, and changes nothing, if these do not form a valid world that contains this worker.
+    /// Sets the world of the leader: its generation, and the positions and addresses of its workers. If it is not later
+    /// than this worker's last one, or positions are not sorted or lack 0 or this worker, returns `false`, unchanged.
     pub fn locate(&mut self, generation: u64, members: Vec<(usize, Address)>) -> bool {
         let positions: Vec<_> = members.iter().map(|(place, _)| *place).collect();
         let is_world = generation > self.before

@@ -193,8 +193,8 @@ impl Journal {
         Ok(next)
     }
 
-    /// Forgets failures of appends. Also forgets a failed sync if it concerns only records with numbers less than
-    /// `below`. Call this after a snapshot that contains all of these records, which no longer depend on the log.
+    /// Treats all records with numbers less than `below` as synced, because a snapshot on disk contains them. Forgets
+    /// failures of appends, and a failed sync if it concerned only these records.
     pub fn forget_failure(&self, below: u64) {
         self.rejects_changes.store(false, Ordering::Relaxed);
         let mut durable = self.durable();

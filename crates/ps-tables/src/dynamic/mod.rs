@@ -55,7 +55,8 @@ pub struct DynamicOptions {
     /// with an equal part of the limit, so eviction can begin a little earlier.
     pub max_rows: Option<usize>,
     /// The number of steps for which a row is kept without a push; `None` means forever. Pushes evict older rows only
-    /// in steps whose numbers are multiples of an eighth of this number: see [`DynamicTable::evict`].
+    /// in steps whose numbers are multiples of an eighth of this number, rounded down to at least 1. So a row may be
+    /// kept up to an eighth longer: see [`DynamicTable::evict`].
     pub max_age: Option<u64>,
     /// The rows that are evicted first if there are too many; by default the least recently pushed ones.
     pub eviction: Eviction,

@@ -35,7 +35,8 @@ impl<K: Copy> Split<K> {
         self.starts.len() - 1
     }
 
-    /// Returns the keys of a shard's ids: rows, or the ids themselves in a table that is partitioned by hash.
+    /// Returns the keys of the ids on a shard, in the order of the request: the indices of their rows within the shard,
+    /// or the ids themselves in a table that is partitioned by hash.
     pub fn of(&self, shard: usize) -> &[K] {
         &self.keys[self.starts[shard]..self.starts[shard + 1]]
     }

@@ -333,7 +333,8 @@ impl Request {
         }
     }
 
-    /// Describes the request for errors: its operation and its table.
+    /// Describes the request for errors: its operation and its table or, for a batch, the number of its requests and
+    /// the description of the first one.
     pub fn describe(&self) -> String {
         match (self, self.table()) {
             (Self::Batch(all), _) => match &all[..] {

@@ -155,6 +155,9 @@ impl JoinSettings {
     }
 
     /// Returns the settings of the service through which other workers access the tables that this worker stores.
+    ///
+    /// # Errors
+    /// - [`Error::Cluster`]: the address of this worker, or the one to listen on, is malformed.
     pub fn table_service(&self) -> Result<ServiceSettings> {
         let host = |address: &str| Ok::<_, Error>(Address::from_str(address)?.host().clone());
         let own = self.addresses.get(self.all.worker());

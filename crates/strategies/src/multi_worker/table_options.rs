@@ -55,8 +55,9 @@ pub struct TableOptions {
     pub weights: HostedWeights,
     /// The cache in which each worker keeps rows that it has read; none by default.
     pub row_cache: Option<RowCacheOptions>,
-    /// The form in which values are stored: those of `f32` tables of at least `min_bytes`, and of tables of ids. If
-    /// tables are mirrored, [`RowFormat::Bf16`] has the same results, and saves no memory.
+    /// The form in which values are stored; by default the dtype of the table. It applies to `f32` tables: those of at
+    /// least `min_bytes`, and those of ids. If tables are mirrored, [`RowFormat::Bf16`] has the same results, and saves
+    /// no memory.
     pub format: RowFormat,
 }
 

@@ -24,7 +24,8 @@ pub fn packet_len(len: usize) -> usize {
     len + len.div_ceil(BLOCK) * SCALE
 }
 
-/// Encodes numbers, and replaces them by the residual.
+/// Encodes numbers into `packet`, and replaces each number by its residual: the difference between the number and its
+/// decoded value. If a number of a block is not finite, the residuals of the block are zeros.
 ///
 /// # Panics
 /// Panics if `packet` does not have the [length](packet_len) of the packet.

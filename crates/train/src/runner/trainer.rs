@@ -123,9 +123,11 @@ impl<'a> Trainer<'a> {
         self
     }
 
-    /// Validates with the averages of the weights, which the optimizer keeps if it was created with
-    /// [`Optimizer::with_ema`]. [`save_best`](Self::save_best) then saves these averages. Training continues with the
-    /// weights themselves.
+    /// Validates with the averages of the weights. [`save_best`](Self::save_best) then saves these averages. Training
+    /// continues with the weights themselves.
+    ///
+    /// Requires an optimizer with [`Optimizer::with_ema`], and [validation examples](super::Datasets::validation).
+    /// Otherwise [`run`](super::run()) returns an error.
     ///
     /// [`Optimizer::with_ema`]: distribute_optimizer::Optimizer::with_ema
     #[doc(alias = "tf.keras.callbacks.SwapEMAWeights")]
