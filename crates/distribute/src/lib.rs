@@ -69,8 +69,8 @@
 //! | `gce`, `kubernetes` | clusters that the API of Compute Engine or Kubernetes describes |
 //! | `hub` | the module `hub`: pretrained models from the Hugging Face hub |
 //!
-//! These are enabled by default. With `default-features = false`, a program that trains in one process builds fewer
-//! crates.
+//! The features of the following table are enabled by default. With `default-features = false`, a program that trains
+//! in one process builds fewer crates.
 //!
 //! | feature | adds | without it |
 //! |---|---|---|

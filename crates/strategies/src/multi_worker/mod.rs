@@ -230,9 +230,10 @@ impl fmt::Debug for MultiWorker {
 pub enum MultiWorkerMirroredStrategy {}
 
 impl MultiWorkerMirroredStrategy {
-    /// Creates the strategy of this worker with one replica on each worker, and joins the other workers of the
-    /// cluster in the environment. [`builder`](Self::builder) has more settings, and
-    /// [`cluster_resolver`](MultiWorkerMirroredStrategyBuilder::cluster_resolver) lists the supported environments.
+    /// Creates the strategy of this worker with one replica on each worker, and joins the other workers of the cluster.
+    /// The environment describes it: `TF_CONFIG`, Slurm, MPI or SageMaker, as
+    /// [`cluster_resolver`](MultiWorkerMirroredStrategyBuilder::cluster_resolver) lists in detail.
+    /// [`builder`](Self::builder) has more settings.
     ///
     /// ```no_run
     /// # use distribute::prelude::*;
