@@ -8,7 +8,7 @@ use distribute_base::internal::random;
 use distribute_base::{Error, Result};
 use distribute_ps_tables::Initializer;
 use distribute_tensor::Leaf;
-use distribute_tensor::random::Distribution;
+use distribute_tensor::random::{Distribution, Draws, RandomElement};
 
 /// A variable's initial value, as requested by a model.
 pub(crate) struct ModelInit<'a> {
@@ -52,11 +52,17 @@ fn values(init: &Init, seed: u64, name: &str, shape: &Shape, dtype: DType) -> Re
         );
         return Err(Error::InvalidArgument { operation: "replicate", reason });
     }
-    let numbers = (0..shape.elem_count() as u64).map(|position| distribution.draw(draw, position));
+    fn numbers<T: RandomElement>(distribution: Distribution, draw: Draws, zeros: Vec<T>) -> Vec<T> {
+        let mut numbers = zeros;
+        distribution.fill(draw, 0, &mut numbers);
+        numbers
+    }
+    let count = shape.elem_count();
     Ok(match dtype {
         // For a large table, an f64 copy would be most of the memory that a program ever needs.
-        DType::F32 => Tensor::from_vec(numbers.map(|x| x as f32).collect(), shape, &Device::Cpu),
-        _ => Tensor::from_vec(numbers.collect(), shape, &Device::Cpu)?.to_dtype(dtype),
+        DType::F32 => Tensor::from_vec(numbers(distribution, draw, vec![0f32; count]), shape, &Device::Cpu),
+        _ => Tensor::from_vec(numbers(distribution, draw, vec![0f64; count]), shape, &Device::Cpu)?
+            .to_dtype(dtype),
     }?)
 }
 

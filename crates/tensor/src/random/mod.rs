@@ -1,7 +1,9 @@
 //! Random numbers that depend only on their position, not on threads, replicas or shards.
 
-// - INV-8: enforced here. Tests: `tensor/src/random.rs`, `core/src/variables/model/init.rs`,
+// - INV-8: enforced here. Tests: `tensor/src/random/`, `core/src/variables/model/init.rs`,
 //   `computing/layers/dropout.rs`, `ps-tables/src/table/tests.rs`, `ps-tables/src/dynamic/tests.rs`.
+
+mod normal;
 
 use crate::dtype::Buffer;
 use crate::{DType, Element, Error, Result};
@@ -106,10 +108,14 @@ impl Distribution {
 
     /// Fills `out` with the numbers at consecutive positions, beginning at position `first`.
     pub fn fill<T: RandomElement>(self, draws: Draws, first: u64, out: &mut [T]) {
-        if let Self::Constant(value) = self {
-            out.fill(T::of_f64(value));
-            return;
+        match self {
+            Self::Constant(value) => out.fill(T::of_f64(value)),
+            Self::Normal { .. } => T::fill_normal(self, draws, first, out),
+            Self::Uniform { .. } => self.fill_one_by_one(draws, first, out),
         }
+    }
+
+    fn fill_one_by_one<T: RandomElement>(self, draws: Draws, first: u64, out: &mut [T]) {
         for (position, out) in (first..).zip(out) {
             *out = T::of_f64(self.draw(draws, position));
         }
@@ -140,6 +146,12 @@ pub trait RandomElement: Element + Copy {
     /// Converts a number. For floats and complex numbers, it is rounded to the nearest value. For integers, the
     /// fraction is dropped, and values out of range saturate. For bool, any number other than 0 becomes `true`.
     fn of_f64(value: f64) -> Self;
+
+    /// Fills `out` with the numbers of a normal distribution: see [`Distribution::fill`].
+    #[doc(hidden)]
+    fn fill_normal(normal: Distribution, draws: Draws, first: u64, out: &mut [Self]) {
+        normal.fill_one_by_one(draws, first, out);
+    }
 }
 
 macro_rules! drawn {
@@ -150,12 +162,24 @@ macro_rules! drawn {
     };
 }
 drawn! {
-    f16: f16::from_f64; bf16: bf16::from_f64; f32: |x| x as f32; f64: |x| x;
+    f16: f16::from_f64; bf16: bf16::from_f64; f64: |x| x;
     i8: |x| x as i8; u8: |x| x as u8; i16: |x| x as i16; u16: |x| x as u16;
     i32: |x| x as i32; u32: |x| x as u32; i64: |x| x as i64; u64: |x| x as u64;
     bool: |x| x != 0.;
     num_complex::Complex32: |x| num_complex::Complex32::new(x as f32, 0.);
     num_complex::Complex64: |x| num_complex::Complex64::new(x, 0.);
+}
+
+impl RandomElement for f32 {
+    fn of_f64(value: f64) -> Self {
+        value as f32
+    }
+
+    fn fill_normal(normal: Distribution, draws: Draws, first: u64, out: &mut [Self]) {
+        if let Distribution::Normal { mean, stdev } = normal {
+            normal::fill(draws, first, (mean, stdev), out);
+        }
+    }
 }
 
 #[cfg(test)]
