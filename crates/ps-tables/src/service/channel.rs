@@ -29,6 +29,12 @@ pub trait Channel: Send + Sync + fmt::Debug {
     /// Returns the name of the server in errors, for example `ps 1`.
     fn server(&self) -> &str;
 
+    /// Returns `true` if [`start`](Self::start) executes a request before it returns. Start requests of other channels
+    /// first, so that their servers work at the same time.
+    fn is_local(&self) -> bool {
+        false
+    }
+
     /// Sends a request, whose response the caller waits for later. The timeout includes both sending and waiting.
     ///
     /// A change is applied at most once, even if the channel sends the request several times. When the response

@@ -33,6 +33,10 @@ impl Channel for LocalChannel {
         &self.name
     }
 
+    fn is_local(&self) -> bool {
+        true
+    }
+
     fn start(&self, request: Request, _timeout: Duration) -> Result<Started, ChannelError> {
         let answer = self.tables.handle(&request);
         let server = || self.name.clone();

@@ -8,7 +8,7 @@
 //! |---|---|
 //! | `request`, `response`, `refusal` | requests and responses, as data |
 //! | `spec`, `cost` | the specification of a table; the memory that a request takes |
-//! | `tables` | [`Tables`]: all tables of a server |
+//! | `tables`, `creations` | [`Tables`]: all tables of a server; the turns for creating them |
 //! | `entry` | one table, and the execution of its requests |
 //! | `exactly_once` | changes that closures make, each applied at most once |
 //! | `image` | an image of a table, from which another process can continue |
@@ -18,6 +18,7 @@
 mod budget;
 mod channel;
 mod cost;
+mod creations;
 mod entry;
 mod exactly_once;
 mod image;

@@ -1,12 +1,13 @@
 //! [`Tables`]: all tables of one server.
 
 use super::budget::Budget;
+use super::creations::Creations;
 use super::entry::Entry;
 use super::exactly_once::ExactlyOnce;
 use super::image::TableImage;
 use super::request::Request;
 use super::response::Response;
-use super::spec::{LAYOUT_TABLE, TableSpec};
+use super::spec::{AnyTable, LAYOUT_TABLE, TableSpec};
 use super::usage::{Counters, ReadCounters, Usage};
 use crate::{ClosureChanges, Error, Result};
 use distribute_optim::RuleSpec;
@@ -48,14 +49,15 @@ pub struct Tables {
     /// The greatest number of a job that has begun. It changes only while `all` is locked.
     job: AtomicU64,
     counters: Counters,
+    creations: Creations,
     pub(super) budget: Budget,
 }
 
 impl Default for Tables {
     fn default() -> Self {
         let created = AtomicU64::new(RandomState::new().build_hasher().finish());
-        let (counters, budget) = (Counters::default(), Budget::default());
-        Self { all: RwLock::default(), created, job: AtomicU64::new(0), counters, budget }
+        let (counters, creations, budget) = Default::default();
+        Self { all: RwLock::default(), created, job: AtomicU64::new(0), counters, creations, budget }
     }
 }
 
@@ -257,14 +259,28 @@ impl Tables {
     }
 
     fn create(&self, spec: &TableSpec) -> Result<Response> {
+        self.create_by(spec, TableSpec::create)
+    }
+
+    /// Creates a table by calling `make`, unless the table exists. Concurrent calls for the same table wait for the
+    /// first, so that only one `make` is running.
+    pub(super) fn create_by(
+        &self,
+        spec: &TableSpec,
+        make: impl FnOnce(&TableSpec) -> Result<AnyTable>,
+    ) -> Result<Response> {
         let fingerprint = spec.fingerprint();
-        if let Some(entry) = self.all.read().get(&spec.name) {
+        if let Some(entry) = self.find(&spec.name) {
             return entry.same(spec, fingerprint);
         }
-        // Created without the lock, because this takes long for a large table. If several threads create it,
-        // one table is kept.
-        let table = spec.create()?;
+        let _turn = self.creations.turn(&spec.name);
+        if let Some(entry) = self.find(&spec.name) {
+            return entry.same(spec, fingerprint);
+        }
+        // Other tables are used meanwhile, because this takes long for a large table.
+        let table = make(spec)?;
         let mut all = self.all.write();
+        // An image may have been restored under this name.
         if let Some(entry) = all.get(&spec.name) {
             return entry.same(spec, fingerprint);
         }

@@ -5,7 +5,9 @@ use crate::{DynamicOptions, Error, Initializer, PartitionStrategy, Push, RowPart
 use distribute_optim::{Adam, Momentum, RowAdagrad, RuleSpec, Sgd, Step, StochasticRounding};
 use distribute_tensor::random::Distribution;
 use distribute_tensor::{DType, HostTensor, Write};
+use distribute_testing::watched;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 fn matrix(values: &[f32], width: usize) -> HostTensor {
@@ -339,4 +341,34 @@ fn a_table_goes_on_from_its_image() {
     // It is identified by its specification.
     assert_eq!(other.handle(&Request::Create(ids)).unwrap(), Response::Created { new: false });
     assert_eq!(other.image("none").unwrap(), None);
+}
+
+#[test]
+fn a_table_that_many_request_at_the_same_time_is_made_by_one_of_them() {
+    const THREADS: usize = 8;
+    watched(|| {
+        let tables = Tables::new();
+        let spec = TableSpec::values("w", matrix(&[1.; 4], 2));
+        let (requested, made) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let request = || {
+            requested.fetch_add(1, Ordering::SeqCst);
+            let make = |spec: &TableSpec| {
+                made.fetch_add(1, Ordering::SeqCst);
+                // The others have time to begin as well.
+                while requested.load(Ordering::SeqCst) < THREADS {
+                    std::thread::yield_now();
+                }
+                (0..1000).for_each(|_| std::thread::yield_now());
+                spec.create()
+            };
+            tables.create_by(&spec, make).unwrap()
+        };
+        let answers: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(request)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert_eq!(made.load(Ordering::SeqCst), 1);
+        let new = answers.iter().filter(|answer| **answer == Response::Created { new: true });
+        assert_eq!(new.count(), 1);
+    });
 }

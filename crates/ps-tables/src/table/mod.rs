@@ -3,6 +3,7 @@
 //! | module | contents |
 //! |---|---|
 //! | `stripes`, `layout` | the memory and its locks; the lock of each row, a pure function |
+//! | `in_parallel` | the threads that create a large table |
 //! | `values` | the values under one lock, in the dtype of the table or in bf16 |
 //! | `check` | checks of arguments, before anything is written |
 //! | `read`, `write`, `update` | values; assignments and additions; gradients, which a rule applies |
@@ -12,6 +13,7 @@
 //   and is incremented after the write. Tests: `ps-tables/tests/it/threads.rs`.
 
 mod check;
+mod in_parallel;
 mod layout;
 mod read;
 mod state;
@@ -30,6 +32,7 @@ use crate::{Error, Halves, Initializer, Result, RowLocation, RowPartition};
 use distribute_optim::{SlotSpec, StochasticRounding};
 use distribute_tensor::dtype::Buffer;
 use distribute_tensor::{DType, HostTensor, with_buffer};
+use in_parallel::threads_for;
 use layout::Layout;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -94,8 +97,8 @@ impl Table {
     /// - [`Error::UnsupportedDType`]: `halves` is given, but the values are not `float32`.
     pub(crate) fn stored(name: String, value: HostTensor, halves: Option<Halves>) -> Result<Self> {
         let (shape, dtype) = (value.dims().to_vec(), value.dtype());
-        Self::build(name, (shape, dtype), halves, |layout, width| {
-            Stripes::new(layout, halves.is_some(), |rows, stripe_ranges| {
+        Self::build(name, (shape, dtype), halves, |layout, width, threads| {
+            Stripes::new(layout, halves.is_some(), threads, |rows, stripe_ranges| {
                 with_buffer!(value.buffer(), v => {
                     let mut values = Vec::with_capacity(rows * width);
                     for stripe_range in stripe_ranges {
@@ -151,8 +154,8 @@ impl Table {
             *rows = partition.len(shard);
         }
         let halves = rounding.map(|rounding| Halves { rounding, partition, shard });
-        Self::build(name, (shape, dtype), halves, |layout, width| {
-            Stripes::new(layout, halves.is_some(), |rows, stripe_ranges| {
+        Self::build(name, (shape, dtype), halves, |layout, width, threads| {
+            Stripes::new(layout, halves.is_some(), threads, |rows, stripe_ranges| {
                 let mut values = Buffer::zeros(dtype, rows * width);
                 if width == 0 {
                     return values;
@@ -172,11 +175,13 @@ impl Table {
         })
     }
 
+    /// Creates a table. `stripes` creates the stripes from their layout, the number of elements of a row, and the
+    /// number of threads to use.
     fn build(
         name: String,
         (shape, dtype): (Vec<usize>, DType),
         halves: Option<Halves>,
-        stripes: impl FnOnce(Layout, usize) -> Stripes,
+        stripes: impl FnOnce(Layout, usize, usize) -> Stripes,
     ) -> Result<Self> {
         if halves.is_some() && dtype != DType::F32 {
             return Err(Error::UnsupportedDType { operation: "create in bf16", table: name, dtype });
@@ -190,7 +195,8 @@ impl Table {
         let (Some(width), Some(bytes_per_row), true) = (width, bytes_per_row, fits) else {
             return Err(Error::NoMemory { table: name, shape, dtype });
         };
-        let stripes = stripes(Layout::new(rows, bytes_per_row), width);
+        let threads = threads_for(rows.saturating_mul(bytes_per_row));
+        let stripes = stripes(Layout::new(rows, bytes_per_row), width, threads);
         Ok(Self {
             name,
             shape,

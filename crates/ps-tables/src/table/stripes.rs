@@ -4,6 +4,7 @@
 //   locks acquires the next one before it releases one. A thread that needs rows holds one lock at a time. Tests:
 //   `ps-tables/tests/it/threads.rs`.
 
+use super::in_parallel::in_parallel;
 use super::layout::{Layout, StripeRange};
 use super::values::Values;
 use crate::Result;
@@ -60,19 +61,20 @@ pub(super) struct Stripes {
 }
 
 impl Stripes {
-    /// Creates the stripes. `make` creates the values of a stripe from the number of its rows and their ranges. They
-    /// are stored in bf16 if `in_halves` is `true`.
+    /// Creates the stripes, with up to `threads` threads. `make` creates the values of a stripe from the number of its
+    /// rows and their ranges. They are stored in bf16 if `in_halves` is `true`.
     pub(super) fn new(
         layout: Layout,
         in_halves: bool,
-        mut make: impl FnMut(usize, &mut dyn Iterator<Item = StripeRange>) -> Buffer,
+        threads: usize,
+        make: impl Fn(usize, &mut dyn Iterator<Item = StripeRange>) -> Buffer + Sync,
     ) -> Self {
         let stripe = |stripe| {
             let rows = layout.len(stripe);
             let values = Values::new(make(rows, &mut layout.stripe_ranges(stripe)), in_halves);
             RwLock::new(Stripe { values, slots: Vec::new(), rows })
         };
-        Self { layout, stripes: (0..layout.stripes()).map(stripe).collect() }
+        Self { layout, stripes: in_parallel(layout.stripes(), threads, stripe) }
     }
 
     pub(super) fn read(&self, stripe: usize) -> RwLockReadGuard<'_, Stripe> {
