@@ -2,22 +2,15 @@
 
 use super::closure_sequence::ClosureSequence;
 use super::lock_step::LockStep;
+use super::messages::{Message, batch, messages_to_servers};
 use distribute_base::internal::lock;
 use distribute_base::{Error, Result};
 use distribute_cluster::Deadline;
 use distribute_ps_tables::{Channel, ChannelError, Refusal, RefusalKind, Request, Response, Started};
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-
-/// The maximum total size in bytes of the requests, or of the responses, that share a message. A larger request has its
-/// own message.
-const MESSAGE_BYTES: usize = 1 << 20;
-
-/// The maximum number of requests in a message.
-const MAX_REQUESTS: usize = 1024;
 
 /// The connections to all servers, by the index of the server.
 pub struct Channels {
@@ -141,29 +134,16 @@ impl Channels {
 
     /// Equivalent to [`start`](Self::start), for requests whose changes were already numbered.
     pub(super) fn start_numbered(&self, requests: Vec<ServerRequest>, deadline: Deadline) -> PendingReplies {
-        let (answers, mut sent) = (self.answers_of_others(&requests), Vec::new());
-        let mut servers: Vec<_> = self
-            .channels
-            .iter()
-            .zip(self.messages(requests, &answers))
-            .map(|(channel, messages)| (channel, messages.into_iter(), None::<ChannelError>))
-            .collect();
-        // In turn, so that no server waits until another one has room for all its messages.
-        loop {
-            let before = sent.len();
-            for (channel, messages, failed) in &mut servers {
-                let Some(Message { positions, requests, .. }) = messages.next() else { continue };
-                let call = match failed {
-                    Some(error) => Err(error.clone()),
-                    None => channel.start(batch(requests), deadline.remaining()),
-                };
-                *failed = call.as_ref().err().cloned();
-                sent.push(Sent { channel: Arc::clone(channel), positions, call });
-            }
-            if sent.len() == before {
-                return PendingReplies { answers, messages: sent };
-            }
-        }
+        let answers = self.answers_of_others(&requests);
+        let unanswered =
+            requests.into_iter().enumerate().filter(|(position, _)| answers[*position].is_none());
+        let messages = messages_to_servers(self.count(), unanswered);
+        let to = self.channels.iter().zip(messages);
+        let (here, elsewhere): (Vec<_>, Vec<_>) = to.partition(|(channel, _)| channel.is_local());
+        // Other processes work at the same time as this thread, which executes the requests to its own tables.
+        let mut sent = in_turn(elsewhere, deadline);
+        sent.extend(in_turn(here, deadline));
+        PendingReplies { answers, messages: sent }
     }
 
     /// Returns a substitute for the response to each request that another worker sends, and `None` for each request
@@ -175,66 +155,29 @@ impl Channels {
         };
         requests.iter().map(of_other).collect()
     }
+}
 
-    /// Groups the requests that have no response in `answers` into messages. Returns the messages to each server.
-    /// Requests to servers that do not exist are omitted.
-    fn messages(&self, requests: Vec<ServerRequest>, answers: &[Option<Answer>]) -> Vec<Vec<Message>> {
-        let mut of_servers: Vec<Messages> = self.channels.iter().map(|_| Messages::default()).collect();
-        let unanswered =
-            requests.into_iter().enumerate().filter(|(position, _)| answers[*position].is_none());
-        for (position, ServerRequest { server, request, bytes }) in unanswered {
-            if let Some(messages) = of_servers.get_mut(server) {
-                messages.add(position, request, bytes);
-            }
+/// Sends the messages to each channel. Channels take turns, so that no server waits until another one has room for all
+/// its messages. After a message could not be sent, nothing more is sent over its channel.
+fn in_turn(messages: Vec<(&Arc<dyn Channel>, Vec<Message>)>, deadline: Deadline) -> Vec<Sent> {
+    let mut sent = Vec::new();
+    let mut servers: Vec<_> = messages
+        .into_iter()
+        .map(|(channel, messages)| (channel, messages.into_iter(), None::<ChannelError>))
+        .collect();
+    loop {
+        let before = sent.len();
+        for (channel, messages, failed) in &mut servers {
+            let Some(Message { positions, requests, .. }) = messages.next() else { continue };
+            let call = match failed {
+                Some(error) => Err(error.clone()),
+                None => channel.start(batch(requests), deadline.remaining()),
+            };
+            *failed = call.as_ref().err().cloned();
+            sent.push(Sent { channel: Arc::clone(channel), positions, call });
         }
-        of_servers.into_iter().map(|messages| messages.all).collect()
-    }
-}
-
-/// The messages to one server, while requests are added.
-#[derive(Default)]
-struct Messages {
-    all: Vec<Message>,
-    /// The index of the message to which small requests are added.
-    open: usize,
-    /// The index of the last message that contains a request for a table, by the name of the table.
-    last: HashMap<String, usize>,
-    /// The index of the first message to which requests for any table may be added.
-    barrier: usize,
-}
-
-impl Messages {
-    fn add(&mut self, position: usize, request: Request, bytes: usize) {
-        let table = request.table().map(str::to_owned);
-        // Large requests for other tables may come in between, but none for this table.
-        let earliest = match &table {
-            Some(table) => self.last.get(table).copied().unwrap_or_default().max(self.barrier),
-            None => self.all.len().saturating_sub(1),
-        };
-        let open = self.all.get_mut(self.open).filter(|open| {
-            self.open >= earliest
-                && open.bytes.saturating_add(bytes) <= MESSAGE_BYTES
-                && open.requests.len() < MAX_REQUESTS
-        });
-        let number = match open {
-            Some(open) => {
-                open.positions.push(position);
-                open.requests.push(request);
-                open.bytes += bytes;
-                self.open
-            }
-            None => {
-                self.all.push(Message { positions: vec![position], requests: vec![request], bytes });
-                let number = self.all.len() - 1;
-                if bytes < MESSAGE_BYTES {
-                    self.open = number;
-                }
-                number
-            }
-        };
-        match table {
-            Some(table) => drop(self.last.insert(table, number)),
-            None => self.barrier = number,
+        if sent.len() == before {
+            return sent;
         }
     }
 }
@@ -306,23 +249,6 @@ fn with_advice(error: ChannelError) -> ChannelError {
     }
 }
 
-/// A message to one server, with the positions of its responses among all responses.
-struct Message {
-    positions: Vec<usize>,
-    requests: Vec<Request>,
-    bytes: usize,
-}
-
-fn batch(mut requests: Vec<Request>) -> Request {
-    match (requests.len(), requests.pop()) {
-        (1, Some(only)) => only,
-        (_, last) => {
-            requests.extend(last);
-            Request::Batch(requests)
-        }
-    }
-}
-
 /// Splits the response to a message into the responses to its `count` requests. If the message failed, or the response
 /// has another number of parts, each request gets an error.
 fn unbatch(
@@ -378,47 +304,6 @@ mod tests {
         ServerRequest { server, request: Request::Create(spec), bytes }
     }
 
-    #[test]
-    fn small_questions_to_a_server_go_together_and_large_ones_alone() {
-        let requests = vec![
-            create(0, "a", 10),
-            create(1, "b", 10),
-            create(0, "c", MESSAGE_BYTES - 10),
-            create(0, "d", 1),
-            create(0, "e", 2 * MESSAGE_BYTES),
-            create(0, "f", usize::MAX),
-        ];
-        let none = vec![None; requests.len()];
-        let messages = channels(2).messages(requests, &none);
-        let positions = |messages: &Vec<Message>| {
-            messages.iter().map(|message| message.positions.clone()).collect::<Vec<_>>()
-        };
-        assert_eq!(positions(&messages[0]), [vec![0, 2], vec![3], vec![4], vec![5]]);
-        assert_eq!(positions(&messages[1]), [vec![1]]);
-        // A small request joins those before a large one, unless that is for the same table. A request without a table
-        // keeps its position.
-        let requests = vec![
-            create(0, "a", 10),
-            create(0, "b", 2 * MESSAGE_BYTES),
-            create(0, "c", 10),
-            create(0, "b", 10),
-            create(0, "a", 10),
-            ServerRequest { server: 0, request: Request::List, bytes: 0 },
-            create(0, "d", 2 * MESSAGE_BYTES),
-            ServerRequest { server: 0, request: Request::List, bytes: 0 },
-            create(0, "e", 10),
-        ];
-        let none = vec![None; requests.len()];
-        let messages = channels(1).messages(requests, &none);
-        assert_eq!(positions(&messages[0]), [vec![0, 2], vec![1], vec![3, 4, 5], vec![6], vec![7, 8]]);
-        let many = (0..MAX_REQUESTS + 1).map(|_| create(0, "a", 0)).collect();
-        let many = channels(1).messages(many, &vec![None; MAX_REQUESTS + 1]);
-        assert_eq!(
-            many[0].iter().map(|message| message.requests.len()).collect::<Vec<_>>(),
-            [MAX_REQUESTS, 1]
-        );
-    }
-
     /// A server that is unreachable, and the timeout of each attempt.
     #[derive(Debug, Default)]
     struct Away(std::sync::Mutex<Vec<Duration>>);
@@ -441,13 +326,53 @@ mod tests {
         let timeout = Duration::from_secs(60);
         let local = Arc::new(LocalChannel::new(1, here.clone()));
         let channels = Channels::new(vec![away.clone(), local], timeout);
-        let large = |server, name| create(server, name, 2 * MESSAGE_BYTES);
+        let large = |server, name| create(server, name, usize::MAX);
         let requests = vec![large(0, "a"), large(0, "b"), large(1, "c"), large(0, "d"), large(1, "e")];
         let error = channels.ask("create", requests).unwrap_err().to_string();
         assert!(error.contains("ps 0") && error.contains("table a"), "{error}");
         let attempts = lock(&away.0).clone();
         assert!(attempts.len() == 1 && attempts[0] <= timeout, "{attempts:?}");
         assert_eq!(here.names(), ["c", "e"]);
+    }
+
+    /// A server that records that it was asked, and answers as the tables of this process do.
+    #[derive(Debug)]
+    struct Recorded {
+        asked: Arc<std::sync::Mutex<Vec<usize>>>,
+        server: usize,
+        local: Option<LocalChannel>,
+    }
+
+    impl Channel for Recorded {
+        fn server(&self) -> &str {
+            "ps"
+        }
+
+        fn is_local(&self) -> bool {
+            self.local.as_ref().is_some_and(Channel::is_local)
+        }
+
+        fn start(&self, request: Request, timeout: Duration) -> Result<Started, ChannelError> {
+            lock(&self.asked).push(self.server);
+            match &self.local {
+                Some(local) => local.start(request, timeout),
+                None => LocalChannel::new(self.server, Arc::default()).start(request, timeout),
+            }
+        }
+    }
+
+    #[test]
+    fn other_processes_are_asked_before_the_tables_of_this_one() {
+        let asked = Arc::<std::sync::Mutex<Vec<usize>>>::default();
+        let channel = |server| {
+            let local = (server == 0).then(|| LocalChannel::new(server, Arc::default()));
+            Arc::new(Recorded { asked: asked.clone(), server, local }) as Arc<dyn Channel>
+        };
+        let channels = Channels::new((0..3).map(channel).collect(), Duration::from_secs(60));
+        let large = |server, name| create(server, name, usize::MAX);
+        let requests = vec![large(0, "a"), large(1, "b"), large(0, "c"), large(2, "d"), large(1, "e")];
+        assert_eq!(channels.ask("create", requests).unwrap().len(), 5);
+        assert_eq!(*lock(&asked), [1, 2, 1, 0, 0]);
     }
 
     #[test]

@@ -14,7 +14,7 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `channels` | sends requests to several servers at once |
+//! | `channels`, `messages` | sends requests to several servers at once; the messages that contain them |
 //! | `closure`, `closure_sequence` | the changes of closures that may run again, and the numbers of these changes |
 //! | `sharded` | a variable in shards: reads and writes |
 //! | `dynamic` | a variable whose rows have ids |
@@ -43,6 +43,7 @@ mod dynamic;
 mod layout;
 mod local_cluster;
 mod lock_step;
+mod messages;
 mod place;
 mod prefetch;
 mod prefetched;

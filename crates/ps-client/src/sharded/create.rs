@@ -19,6 +19,9 @@ const OPERATION: &str = "creating a variable";
 /// The shortest and the longest pause between two requests while this process waits for a table.
 const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(500)];
 
+/// The minimum rate at which a server creates a table, in bytes per second.
+const SLOWEST_CREATION: usize = 4 << 20;
+
 /// The maximum number of tables that a warning names.
 const MAX_NAMED: usize = 10;
 
@@ -231,7 +234,9 @@ impl Sharded {
         // A failed attempt may have created some of them.
         let first: Vec<bool> =
             self.shards.iter().map(|shard| creation.asked.insert(shard.table.clone())).collect();
-        let answers = self.channels.ask(OPERATION, requests)?;
+        // The timeout alone would limit the size of tables. The loss of a server is noticed much earlier.
+        let deadline = Deadline::after(self.channels.timeout().saturating_add(self.creation_time(initial)));
+        let answers = self.channels.start(requests, deadline).wait(OPERATION)?;
         let (mut found, mut new) = (Vec::new(), Vec::new());
         for ((shard, answer), _) in self.shards.iter().zip(answers).zip(first).filter(|(_, first)| *first) {
             match answer {
@@ -241,6 +246,17 @@ impl Sharded {
             }
         }
         self.warn_existing(&found, &new, creation)
+    }
+
+    /// Returns the maximum time that a server takes for the values of a shard. Rows of ids are created later.
+    fn creation_time(&self, initial: &Initial) -> Duration {
+        let bytes = match initial {
+            Initial::Value(_) | Initial::Initialized(_) => {
+                self.shards.iter().map(|shard| self.bytes(shard.rows)).max().unwrap_or(0)
+            }
+            Initial::Ids(..) => 0,
+        };
+        Duration::from_secs((bytes / SLOWEST_CREATION) as u64)
     }
 
     /// Logs a warning if only some of the tables already existed, and, once for all variables, a warning that lists
@@ -394,6 +410,59 @@ fn list_names(names: &[&str]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use distribute_base::internal::lock;
+    use distribute_cluster::World;
+    use distribute_ps_tables::{
+        Channel, ChannelError, Initializer, LocalChannel, PartitionStrategy, Started, TablePolicy,
+    };
+    use distribute_tensor::HostTensor;
+    use distribute_tensor::random::Distribution;
+    use std::sync::{Arc, Mutex};
+
+    /// A server that creates nothing, and the timeout of each creation.
+    #[derive(Debug)]
+    struct Timed(LocalChannel, Arc<Mutex<Vec<Duration>>>);
+
+    impl Channel for Timed {
+        fn server(&self) -> &str {
+            self.0.server()
+        }
+
+        fn start(&self, request: Request, timeout: Duration) -> std::result::Result<Started, ChannelError> {
+            if matches!(request, Request::Create(_)) {
+                lock(&self.1).push(timeout);
+                let name = format!("table {}", lock(&self.1).len());
+                let spec = TableSpec::values(name, HostTensor::scalar(0f32));
+                return self.0.start(Request::Create(spec), timeout);
+            }
+            self.0.start(request, timeout)
+        }
+    }
+
+    #[test]
+    fn the_creation_of_a_larger_table_may_take_longer() {
+        let timeouts = Arc::<Mutex<Vec<Duration>>>::default();
+        let channel = |server| {
+            let channel = LocalChannel::new(server, Arc::default());
+            Arc::new(Timed(channel, timeouts.clone())) as Arc<dyn Channel>
+        };
+        let policy = TablePolicy { min_bytes: 0, partition: PartitionStrategy::Mod, all_weights: false };
+        let minute = Duration::from_secs(60);
+        let channels = vec![channel(0), channel(1)];
+        let servers =
+            ParameterServers::of_tables(channels, (minute, minute), policy, World::default()).unwrap();
+        let create = |name: &str, rows: usize| {
+            let initializer = Initializer::new(Distribution::Constant(0.), 7, name);
+            let to = servers.location(rows, Some(rows << 7), PlacementRequest::Anywhere);
+            let initial = Initial::Initialized(initializer);
+            Sharded::create(&servers, (name, &[rows, 32], DType::F32), &initial, to, None).unwrap();
+            std::mem::take(&mut *lock(&timeouts))
+        };
+        assert!(create("small", 1000).iter().all(|timeout| *timeout <= minute));
+        // 512 MiB for each server: two minutes more.
+        let large = create("large", 8 << 20);
+        assert!(large.len() == 2 && large.iter().all(|timeout| *timeout > 2 * minute), "{large:?}");
+    }
 
     // INV-73
     #[test]
