@@ -153,6 +153,8 @@ fn main() -> distribute::Result<()> {
         return Ok(());
     }
     let title = strategy.world().to_string();
+    // The other workers wait for this one before they exit, because it may still read rows that they store.
+    drop((variables, strategy));
     let mut more = json!({"replicas": replicas, "weights_sha256": sha256});
     if replicas == 1 {
         report(&options, (&title, &trained), None, &format!("weights: {sha256}"), &more);
