@@ -11,9 +11,9 @@ pub use distribute_parameter_server::ParameterServerStrategy;
 #[doc(inline)]
 pub use distribute_parameter_server::{ParameterServerStrategyBuilder, Role, ServeBuilder, serve};
 #[doc(inline)]
-pub use distribute_ps_client::{LocalCluster, LocalClusterResolver, ParameterServers};
+pub use distribute_ps_client::{HotRowUsage, HotRows, RowCacheOptions, RowCacheUsage};
 #[doc(inline)]
-pub use distribute_ps_client::{RowCacheOptions, RowCacheUsage};
+pub use distribute_ps_client::{LocalCluster, LocalClusterResolver, ParameterServers};
 #[doc(alias = "tfra.dynamic_embedding.Variable")]
 #[doc(inline)]
 pub use distribute_ps_tables::DynamicTable;

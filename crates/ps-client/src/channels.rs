@@ -183,7 +183,7 @@ fn in_turn(messages: Vec<(&Arc<dyn Channel>, Vec<Message>)>, deadline: Deadline)
 }
 
 /// The response to a request, or the reason why there is none.
-type Answer = Result<Response, ChannelError>;
+pub(super) type Answer = Result<Response, ChannelError>;
 
 /// Requests that have been sent and whose responses may not have arrived yet.
 pub(crate) struct PendingReplies {

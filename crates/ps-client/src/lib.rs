@@ -26,6 +26,7 @@
 //! | `shutdown` | stopping servers after training |
 //! | `row_cache` | the cache of rows that this process has read |
 //! | `row_format` | the form in which the values of tables are stored |
+//! | `hot_rows` | the hottest rows, of which each worker has a copy |
 //! | `prefetched`, `prefetch` | rows that are requested before the step that looks them up: of one variable, and of all |
 //! | `cache` | the values that candle computes with, and the requests that refresh them |
 //! | `session` | decides when values are fetched: between steps, never while a step computes |
@@ -40,6 +41,7 @@ mod closure;
 mod closure_sequence;
 mod connect;
 mod dynamic;
+mod hot_rows;
 mod layout;
 mod local_cluster;
 mod lock_step;
@@ -59,8 +61,9 @@ pub(crate) use cache::HostCache;
 use channels::PendingReplies;
 pub(crate) use channels::{Channels, unexpected};
 pub use closure::RunningClosure;
-pub use distribute_ps_tables::{RowCacheOptions, RowCacheUsage};
+pub use distribute_ps_tables::{HotRowUsage, HotRows, RowCacheOptions, RowCacheUsage};
 pub(crate) use dynamic::Dynamic;
+use hot_rows::HotTable;
 pub use local_cluster::{LocalCluster, LocalClusterResolver};
 use lock_step::LockStep;
 pub use place::PlacementRequest;
@@ -115,6 +118,12 @@ pub struct ParameterServers {
     row_caches: Mutex<Vec<Weak<RowCache>>>,
     /// The usage of all caches of rows except the number of rows. It includes those of dropped variables.
     row_cache_usage: Arc<Mutex<RowCacheUsage>>,
+    /// The rows of which each worker has a copy; `None` if there are none.
+    hot_rows: Option<HotRows>,
+    /// The hot rows of all variables.
+    hot_tables: Mutex<Vec<Weak<HotTable>>>,
+    /// The usage of all hot rows except the number of copies. It includes those of dropped variables.
+    hot_row_usage: Arc<Mutex<HotRowUsage>>,
     /// The type in which `f32` rows are sent.
     wire: Wire,
     /// The tasks in other processes that end with the training run.
@@ -181,6 +190,9 @@ impl ParameterServers {
             row_cache: None,
             row_caches: Mutex::default(),
             row_cache_usage: Arc::default(),
+            hot_rows: None,
+            hot_tables: Mutex::default(),
+            hot_row_usage: Arc::default(),
             wire: Wire::Full,
             tasks: OnceLock::new(),
         })
@@ -442,6 +454,7 @@ pub mod internal {
     pub use crate::channels::{Channels, ServerRequest, unexpected};
     pub use crate::connect::connect;
     pub use crate::dynamic::Dynamic;
+    pub use crate::hot_rows::HotTable;
     pub use crate::local_cluster::channel as local_channel;
     pub use crate::lock_step::LockStep;
     pub use crate::push::PushRequests;

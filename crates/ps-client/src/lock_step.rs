@@ -20,6 +20,16 @@ impl LockStep {
         Self { worker: world.worker(), workers: world.workers() }
     }
 
+    /// Returns the number of workers.
+    pub(crate) fn workers(self) -> usize {
+        self.workers
+    }
+
+    /// Returns `true` if this process is the worker with the given rank.
+    pub(crate) fn is_worker(self, worker: usize) -> bool {
+        self.worker == worker
+    }
+
     /// Returns the worker that sends the changes of the tables on a server.
     pub fn sender(self, server: usize) -> usize {
         server % self.workers
@@ -27,7 +37,7 @@ impl LockStep {
 
     /// Returns `true` if this worker sends the changes of the tables on a server.
     pub(crate) fn is_sender(self, server: usize) -> bool {
-        self.sender(server) == self.worker
+        self.is_worker(self.sender(server))
     }
 
     /// Returns `true` if this worker sends a request to a server. Every worker sends its own reads. Every worker also

@@ -198,11 +198,11 @@ mod tests {
 
     /// Adds 100 to row 1, as a step of all workers.
     fn step(servers: &ParameterServers, variable: &RemoteVariable) {
-        let agree = |pushed| {
+        let agree = |pushed: distribute_base::Result<Vec<u8>>| {
             add(variable, 100.);
-            pushed
+            Ok(vec![pushed?])
         };
-        servers.session().push_in_lock_step("step", Ok(Vec::new()), agree).unwrap();
+        servers.session().push_in_lock_step("step", (1, &[]), Ok(Vec::new()), agree).unwrap();
     }
 
     // INV-102

@@ -2,7 +2,8 @@
 //! are sent again with the gradients.
 
 use super::cache::{Fetch, fetch_all};
-use super::channels::{Channels, PendingReplies, ServerRequest, failed};
+use super::channels::{Answer, Channels, PendingReplies, ServerRequest, failed};
+use super::hot_rows::HotStep;
 use super::sharded::as_ids;
 use super::variable::id_of_row;
 use super::{RemoteVariable, Session};
@@ -139,27 +140,37 @@ impl Session {
     /// worker's result, and must return an error on all workers if any of them has failed. Then fetches the values that
     /// have changed; if that fails, the next step fetches them. No thread may be computing with the values.
     ///
+    /// `step` is the number of the step, and `variables` are those that it may change. With their hot rows, `agree`
+    /// sends the bytes that it gets to all workers, and returns those of all, in the order of ranks. If the hot rows
+    /// cannot be read, the step is made nevertheless, and workers request the rows when they look them up.
+    ///
     /// # Errors
     /// Returns the error of `agree`. Some servers may have applied their gradients.
-    pub fn push_in_lock_step(
+    pub fn push_in_lock_step<B: AsRef<[u8]>>(
         &self,
         operation: &'static str,
+        (step, variables): (u64, &[&RemoteVariable]),
         gradients: Result<Vec<PushRequests<'_>>>,
-        agree: impl FnOnce(Result<()>) -> Result<()>,
+        agree: impl FnOnce(Result<Vec<u8>>) -> Result<Vec<B>>,
     ) -> Result<()> {
         let _servers = tracing::trace_span!("servers").entered();
+        let hot = self.lock_step().map(|lock_step| HotStep::begin(step, lock_step, variables));
         let push = || {
             let gradients = gradients?;
             self.require_fetched()?;
             let rules = gradients.iter().map(|gradient| (gradient.variable, gradient.rule.clone()));
             self.set_rules(operation, rules)?;
-            Ok(InFlightPush::start(&self.channels, gradients))
+            // The deadline of the gradients is that of the reads.
+            let (reads, requests) = hot.as_ref().map(|hot| hot.reads(operation)).unwrap_or_default();
+            let pushed = InFlightPush::start(&self.channels, gradients, requests).wait(operation)?;
+            Ok(hot.as_ref().map(|hot| hot.report(operation, reads, pushed.reads)).unwrap_or_default())
         };
         self.discard_prefetched();
-        let agreed = agree(push().and_then(|pushed| pushed.wait(operation).map(drop)));
+        let agreed = agree(push());
         // Also after an error: some rows may have changed.
         lock(&self.clock).advance();
-        agreed?;
+        let reports = agreed?;
+        hot.into_iter().for_each(|hot| hot.end(&reports));
         let caches = self.caches();
         let fetch = Fetch::start(&caches);
         // Rows are for the next step; the values are complete when this step returns.
@@ -177,13 +188,13 @@ impl Session {
         let _servers = tracing::trace_span!("servers").entered();
         self.require_fetched()?;
         // The reads are sent together with the gradients: a server answers requests in their order.
-        let pushed = InFlightPush::start(&self.channels, gradients);
+        let pushed = InFlightPush::start(&self.channels, gradients, Vec::new());
         lock(&self.clock).advance();
         let caches = self.caches();
         let fetch = Fetch::start(&caches);
         let caches: Vec<_> = caches.iter().map(Arc::downgrade).collect();
         let finish = move || {
-            let at_once = pushed.wait(operation)?;
+            let at_once = pushed.wait(operation)?.at_once;
             let alive = || caches.iter().filter_map(Weak::upgrade).collect::<Vec<_>>();
             Ok(match fetch {
                 Some(fetch) if at_once => fetch.finish(operation),
@@ -206,6 +217,14 @@ fn set_rule(server: usize, table: String, rule: RuleSpec) -> ServerRequest {
     ServerRequest { server, request: Request::SetRule { table, rule }, bytes: 64 }
 }
 
+/// The result of a push.
+struct Pushed {
+    /// Whether no gradient had to be sent again, so that reads that followed the gradients include all of them.
+    at_once: bool,
+    /// The answers to the reads that were sent with the gradients. If a gradient was sent again, there are none.
+    reads: Vec<Answer>,
+}
+
 /// Gradients in flight, which are kept in case a server has lost its rules.
 struct InFlightPush {
     channels: Arc<Channels>,
@@ -215,7 +234,8 @@ struct InFlightPush {
 }
 
 impl InFlightPush {
-    fn start(channels: &Arc<Channels>, gradients: Vec<PushRequests<'_>>) -> Self {
+    /// Sends gradients, and after them `reads`. All have one deadline.
+    fn start(channels: &Arc<Channels>, gradients: Vec<PushRequests<'_>>, reads: Vec<ServerRequest>) -> Self {
         let requests = |PushRequests { rule, requests, .. }| {
             requests.into_iter().map(move |request: ServerRequest| (request, rule.clone()))
         };
@@ -223,20 +243,22 @@ impl InFlightPush {
             gradients.into_iter().flat_map(requests).unzip();
         channels.number_changes(&mut requests);
         let retained = requests.iter().cloned().zip(rules).collect();
+        requests.extend(reads);
         let replies = channels.start_numbered(requests, channels.deadline());
         Self { channels: channels.clone(), replies, retained }
     }
 
-    /// Waits until all gradients were applied. Returns `true` if none had to be sent again, so that reads that followed
-    /// them include all gradients.
+    /// Waits until all gradients were applied, and all reads were answered or have failed.
     ///
     /// A table without a rule rejects a gradient and does not change. Its rule and the gradient are then sent again.
     ///
     /// # Errors
     /// Returns the error of the first gradient that was not applied. Other gradients may have been applied.
-    fn wait(self, operation: &'static str) -> Result<bool> {
+    fn wait(self, operation: &'static str) -> Result<Pushed> {
         let mut forgotten = Vec::new();
-        for (answer, retained) in self.replies.wait_each().into_iter().zip(self.retained) {
+        let mut answers = self.replies.wait_each();
+        let reads = answers.split_off(self.retained.len().min(answers.len()));
+        for (answer, retained) in answers.into_iter().zip(self.retained) {
             match answer {
                 Err(ChannelError::Refused { refusal, .. }) if refusal.kind == RefusalKind::Rule => {
                     forgotten.push(retained);
@@ -245,7 +267,7 @@ impl InFlightPush {
             }
         }
         if forgotten.is_empty() {
-            return Ok(true);
+            return Ok(Pushed { at_once: true, reads });
         }
         // The two requests for a table keep this order. A table that has a different rule refuses this one, and its
         // error names both.
@@ -254,6 +276,6 @@ impl InFlightPush {
             [set_rule(gradient.server, table, rule), gradient]
         });
         self.channels.start_numbered(both.collect(), self.channels.deadline()).wait(operation)?;
-        Ok(false)
+        Ok(Pushed { at_once: false, reads: Vec::new() })
     }
 }

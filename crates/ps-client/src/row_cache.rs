@@ -66,9 +66,7 @@ impl RowCache {
     /// # Errors
     /// - [`Error::Tensor`](distribute_base::Error::Tensor): the rows do not have the dtype and shape of the table.
     pub(crate) fn insert(&self, lookup: &CacheLookup, fetched: &HostTensor) -> Result<HostTensor> {
-        let mut bytes = Vec::with_capacity(fetched.len() * fetched.dtype().bytes().unwrap_or(1));
-        codec::append(fetched.buffer(), 0..fetched.len(), &mut bytes);
-        lock(&self.rows).insert(lookup, &bytes);
+        lock(&self.rows).insert(lookup, &bytes_of(fetched));
         if lookup.found.is_empty() {
             return Ok(fetched.clone());
         }
@@ -87,8 +85,15 @@ impl RowCache {
     }
 }
 
+/// Encodes rows as bytes.
+pub(crate) fn bytes_of(rows: &HostTensor) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(rows.len() * rows.dtype().bytes().unwrap_or(1));
+    codec::append(rows.buffer(), 0..rows.len(), &mut bytes);
+    bytes
+}
+
 /// Decodes rows from their bytes. `dims` is the shape of a tensor with any number of such rows.
-fn rows_of(bytes: &[u8], dtype: DType, dims: &[usize], row_bytes: usize) -> Result<HostTensor> {
+pub(crate) fn rows_of(bytes: &[u8], dtype: DType, dims: &[usize], row_bytes: usize) -> Result<HostTensor> {
     let mut dims = dims.to_vec();
     if let Some(count) = dims.first_mut() {
         *count = bytes.len() / row_bytes;

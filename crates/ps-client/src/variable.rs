@@ -1,5 +1,6 @@
 //! [`RemoteVariable`]: a variable on parameter servers, and what this process knows about it.
 
+use super::hot_rows::HotTable;
 use super::prefetched::PrefetchedRows;
 use super::row_cache::RowCache;
 use super::sharded::{RowRead, UniqueRows};
@@ -22,6 +23,8 @@ pub struct RemoteVariable {
     pub(crate) rule: Mutex<Option<RuleSpec>>,
     /// The cache of rows that this process has read; `None` if rows are not cached.
     row_cache: Option<Arc<RowCache>>,
+    /// The hot rows, of which each worker has a copy; `None` if there are none.
+    hot_rows: Option<Arc<HotTable>>,
     /// The rows that this process requests before the step that looks them up.
     pub(crate) prefetched: PrefetchedRows,
     /// Whether a restore of the values has begun and has not succeeded.
@@ -72,8 +75,8 @@ impl RemoteVariable {
     }
 
     fn with_addressing(addressing: RowAddressing) -> Self {
-        let (rule, row_cache, prefetched, incomplete) = Default::default();
-        Self { addressing, rule, row_cache, prefetched, incomplete }
+        let (rule, row_cache, hot_rows, prefetched, incomplete) = Default::default();
+        Self { addressing, rule, row_cache, hot_rows, prefetched, incomplete }
     }
 
     /// Calls `restore`, which sets all values. Until a restore has succeeded, the variable is
@@ -98,9 +101,21 @@ impl RemoteVariable {
         Self { row_cache: cache, ..self }
     }
 
-    /// Removes all cached and prefetched rows, because the variable is written outside the steps of an optimizer.
+    /// Sets the hot rows, of which each worker has a copy; `None` if there are none.
+    pub fn with_hot_rows(self, hot_rows: Option<Arc<HotTable>>) -> Self {
+        Self { hot_rows, ..self }
+    }
+
+    /// Returns the hot rows, of which each worker has a copy, if there can be any.
+    pub(crate) fn hot_rows(&self) -> Option<&Arc<HotTable>> {
+        self.hot_rows.as_ref()
+    }
+
+    /// Removes all cached and prefetched rows and copies of hot rows, because the variable is written outside the steps
+    /// of an optimizer.
     pub fn invalidate_rows(&self) {
         self.prefetched.discard();
+        self.hot_rows.iter().for_each(|hot| hot.invalidate());
         self.row_cache.iter().for_each(|cache| cache.invalidate());
     }
 
@@ -179,28 +194,39 @@ impl RemoteVariable {
     }
 
     /// Prepares a read of the rows of `ids`, without sending it. A row whose id is repeated is read once. `is_running`
-    /// is whether a run is in progress; rows that are cached or prefetched are then not requested.
+    /// is whether a run is in progress; rows that are cached, hot or prefetched are then not requested.
     ///
     /// # Errors
     /// - [`Error::Params`]: an id is out of range.
     /// - [`Error::InvalidArgument`]: the variable is a scalar.
     pub fn row_read(&self, operation: &'static str, ids: &[i64], is_running: bool) -> Result<RowRead<'_>> {
         let cache = self.row_cache.as_ref();
-        if !is_running || (cache.is_none() && !self.prefetched.is_used()) {
+        if !is_running || (cache.is_none() && self.hot_rows.is_none() && !self.prefetched.is_used()) {
             return self.read_of_tables(operation, ids);
         }
         let unique = UniqueIds::new(ids);
         let Some(cache) = cache else {
-            let read = self.read_or_prefetched(operation, unique.ids())?;
+            let read = self.read_or_copied(operation, unique.ids())?;
             return Ok(read.then(move |UniqueRows { rows, places }| {
                 Ok(UniqueRows { rows, places: unique.spread(&places, 1) })
             }));
         };
         let lookup = cache.look_up(unique.ids());
-        Ok(self.read_or_prefetched(operation, &lookup.missing)?.then(move |fetched| {
+        Ok(self.read_or_copied(operation, &lookup.missing)?.then(move |fetched| {
             let rows = cache.insert(&lookup, &fetched.in_order()?)?;
             Ok(UniqueRows { rows, places: unique.spread(&lookup.places, 1) })
         }))
+    }
+
+    /// Prepares a read of the rows of distinct ids, without those of which this process has a copy.
+    fn read_or_copied(&self, operation: &'static str, ids: &[i64]) -> Result<RowRead<'_>> {
+        let found = self.hot_rows.as_ref().and_then(|hot| Some((hot, hot.look_up(ids)?)));
+        let Some((hot, lookup)) = found else { return self.read_or_prefetched(operation, ids) };
+        if lookup.missing.is_empty() {
+            return Ok(RowRead::new(self.tables().channels(), Vec::new(), move |_| hot.join(lookup, None)));
+        }
+        let read = self.read_or_prefetched(operation, &lookup.missing)?;
+        Ok(read.then(move |fetched| hot.join(lookup, Some(&fetched.in_order()?))))
     }
 
     /// Prepares a read of the rows of distinct ids. Prefetched rows are requested again only if they could not be
@@ -233,10 +259,15 @@ impl RemoteVariable {
         }
     }
 
-    /// Returns the rows to prefetch after a change of the tables, without those that are cached.
+    /// Returns the rows to prefetch after a change of the tables, without those that are cached or hot.
     pub(crate) fn prefetch_request(&self) -> PrefetchRequest {
         let is_cached = self.row_cache.as_ref().map(|cache| cache.fresh_rows());
-        self.prefetched.end_change(|id| is_cached.as_ref().is_some_and(|is_cached| is_cached(id)))
+        let is_copied = self.hot_rows.as_ref().map(|hot| hot.copied_rows());
+        let is_here = |id| {
+            is_cached.as_ref().is_some_and(|is_cached| is_cached(id))
+                || is_copied.as_ref().is_some_and(|is_copied| is_copied(id))
+        };
+        self.prefetched.end_change(is_here)
     }
 
     /// Prepares a read of the rows of `ids` from the tables, which does not borrow this variable.

@@ -62,6 +62,7 @@
 //! | `push_window` | [`PushWindows`]: the detection of repeated pushes |
 //! | `row_cache` | [`CachedRows`]: the rows that a client caches, and their age |
 //! | `prefetch` | [`Prefetch`]: the rows that a client requests before the step that looks them up |
+//! | `hot_rows` | [`HotRows`]: the choice of the hottest rows; [`HotCopies`]: the copies that each worker has of them |
 //! | `closures` | [`ClosureChanges`]: the changes by closures, which may be retried |
 //! | `error` | [`Error`] |
 
@@ -71,6 +72,7 @@ mod closures;
 mod dynamic;
 mod error;
 mod halves;
+mod hot_rows;
 mod initializer;
 mod layout;
 mod partition;
@@ -89,6 +91,7 @@ pub use dynamic::DynamicTable;
 pub use dynamic::{DynamicOptions, DynamicState, Eviction, PushResult, WaitingCounts};
 pub use error::{Error, Result};
 pub use halves::Halves;
+pub use hot_rows::{HotCopies, HotReport, HotRowUsage, HotRows, RowLayout};
 pub use initializer::Initializer;
 pub use layout::{Layout, LayoutDecision, ServerState, decide_layout};
 pub use partition::{

@@ -119,6 +119,12 @@ pub enum Planted {
     PrefetchEarly,
     /// Prefetched rows are kept when the table is written.
     PrefetchKept,
+    /// The copies that a worker has of hot rows do not get the changes of a step.
+    HotUnpatched,
+    /// Hot rows are read before the change after which they are sent.
+    HotEarly,
+    /// Copies of hot rows are kept when the table is written.
+    HotKept,
 }
 
 impl Planted {

@@ -283,7 +283,9 @@ impl InitialValue<'_> {
             let rows = Dynamic::create(servers, (name, row, self.dtype()?), initial, to, rounding)?;
             let row = Var::zeros(model_init.shape, model_init.candle_dtype, &candle_core::Device::Cpu)?;
             let row_cache = servers.row_cache(rows.tables(), rounding.is_some());
-            return Ok(Storage::on_servers(RemoteVariable::with_ids(rows, row).with_row_cache(row_cache)));
+            let hot_rows = servers.hot_table(name, rows.tables(), true)?;
+            let remote = RemoteVariable::with_ids(rows, row).with_row_cache(row_cache);
+            return Ok(Storage::on_servers(remote.with_hot_rows(hot_rows)));
         }
         let (initial, computed_with) = match self {
             InitialValue::Value(leaf) => {
@@ -306,7 +308,9 @@ impl InitialValue<'_> {
         let cache = computed_with.map(cache);
         cache.iter().try_for_each(|cache| cache.refresh(CREATE))?;
         let row_cache = servers.row_cache(&tables, rounding.is_some());
-        Ok(Storage::on_servers(RemoteVariable::new(tables, cache).with_row_cache(row_cache)))
+        let hot_rows = servers.hot_table(name, &tables, false)?;
+        let remote = RemoteVariable::new(tables, cache).with_row_cache(row_cache);
+        Ok(Storage::on_servers(remote.with_hot_rows(hot_rows)))
     }
 }
 

@@ -63,6 +63,13 @@ pub(crate) fn exchange<'b>(
             let gradient = |rows: Option<Rows>| rows.map(ReplicaGradient::Rows);
             rows.into_iter().map(|of_replica| of_replica.into_iter().map(gradient).collect()).collect()
         };
+        for (at, table) in tables.iter().enumerate() {
+            let rows = of_worker.iter().flat_map(|of_replica| match &of_replica[at] {
+                Some(ReplicaGradient::Rows(rows)) => rows.rows.as_slice(),
+                _ => &[],
+            });
+            parameters.owners[*table].iter().for_each(|owners| owners.count(rows.clone()));
+        }
         for (of_replica, weight) in of_worker.into_iter().zip(&mut weights) {
             for (table, gradient) in tables.iter().zip(of_replica) {
                 summed[*table].push((*weight, gradient.map(Cow::Owned)));

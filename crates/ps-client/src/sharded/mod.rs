@@ -10,7 +10,7 @@ mod write;
 
 pub(super) use create::CreationState;
 pub(super) use read::joined;
-pub(super) use row_read::SentReads;
+pub(super) use row_read::{ReadParts, SentReads};
 pub use row_read::{RowRead, UniqueRows};
 
 use super::channels::ServerRequest;

@@ -56,6 +56,12 @@ impl<'a> RowRead<'a> {
         Self { finish: Box::new(move |answers| next(finish(answers)?)), ..self }
     }
 
+    /// Returns the requests, which the caller sends, and the function that assembles the rows from the responses.
+    pub(crate) fn into_parts(self) -> (Vec<ServerRequest>, ReadParts<'a>) {
+        let parts = ReadParts { requests: self.requests.len(), finish: self.finish };
+        (self.requests, parts)
+    }
+
     /// Sends the requests, and returns the rows.
     pub(crate) fn send(self, operation: &'static str) -> Result<UniqueRows> {
         let deadline = self.deadline.unwrap_or_else(|| self.channels.deadline());
@@ -111,6 +117,27 @@ impl<'a> RowRead<'a> {
             }
         };
         parts.into_iter().map(rows).collect()
+    }
+}
+
+/// A read whose requests are sent together with others by the caller.
+pub(crate) struct ReadParts<'a> {
+    requests: usize,
+    finish: Finish<'a>,
+}
+
+impl ReadParts<'_> {
+    /// Returns the number of requests.
+    pub(crate) fn requests(&self) -> usize {
+        self.requests
+    }
+
+    /// Returns the rows in the responses.
+    ///
+    /// # Errors
+    /// Returns an error if a response does not match its request.
+    pub(crate) fn finish(self, responses: Vec<Response>) -> Result<UniqueRows> {
+        (self.finish)(responses)
     }
 }
 

@@ -2,10 +2,12 @@
 //! compared with the history of its changes.
 //!
 //! The decisions are made by the code of real processes: [`CachedRows`](distribute_ps_tables::CachedRows) with its
-//! [`StepClock`](distribute_ps_tables::StepClock), and [`Prefetch`](distribute_ps_tables::Prefetch). The connections,
-//! the servers, and the rounds in which workers wait for each other are simulated: a connection keeps the order of its
-//! messages, sends requests without a response again after it was lost, and a server applies a change once.
+//! [`StepClock`](distribute_ps_tables::StepClock), [`Prefetch`](distribute_ps_tables::Prefetch), and
+//! [`HotCopies`](distribute_ps_tables::HotCopies). The connections, the servers, and the rounds in which workers wait
+//! for each other are simulated: a connection keeps the order of its messages, sends requests without a response again
+//! after it was lost, and a server applies a change once.
 
+mod hot;
 mod oracle;
 mod plan;
 mod worker;

@@ -1,11 +1,14 @@
 //! The program of the workers, and the faults, as functions of a seed.
 
-use distribute_ps_tables::RowCacheOptions;
+use distribute_ps_tables::{HotRows, RowCacheOptions};
 use distribute_testing::SplitMix;
 use std::time::Duration;
 
 /// The size of a row in bytes. A row contains its id and the number of its changes.
 pub const ROW: usize = 16;
+
+/// The name of the table.
+pub const TABLE: &str = "table";
 
 /// An act of the workers' program. `Want` and `LookUp` contain one list of ids for each worker. `Update` and `Write`
 /// contain the rows that change.
@@ -52,6 +55,11 @@ pub struct Plan {
     pub staleness: u64,
     /// The options of the caches; `None` if rows are not cached.
     pub cache: Option<RowCacheOptions>,
+    /// The rows of which each worker has a copy; `None` if there are none.
+    pub hot: Option<HotRows>,
+    /// The difference between the numbers of two steps. Hot rows are chosen after each step whose number is a multiple
+    /// of 16.
+    pub stride: u64,
     pub acts: Vec<Act>,
     pub faults: Vec<(Duration, Fault)>,
     /// The maximum delay of a message.
@@ -64,6 +72,12 @@ impl Plan {
         let staleness = draw.of(&[0, 0, 1, 2, 4]);
         let cache = (draw.below(4) > 0)
             .then(|| RowCacheOptions { bytes: (1 + draw.below(rows + 2)) * ROW, staleness });
+        let hot = match draw.below(3) {
+            0 => None,
+            1 => Some(HotRows::measured(1 + draw.below(rows))),
+            _ => Some(HotRows::named([(TABLE, ids(draw, rows, 6))])),
+        };
+        let stride = draw.of(&[1, 4, 16]);
         let delay = Duration::from_micros(draw.of(&[100, 1_000, 20_000]));
         let runs = 3 + draw.below(12);
         let lookups: Vec<Vec<Vec<Vec<i64>>>> = (0..=runs)
@@ -111,7 +125,7 @@ impl Plan {
         let at = |draw: &mut SplitMix| length.mul_f64(draw.below(1000) as f64 / 600.);
         let faults = (0..faults).map(|_| (at(draw), fault(draw))).collect();
         let staleness = if cache.is_some() { staleness } else { 0 };
-        Self { workers, servers, staleness, cache, acts, faults, delay }
+        Self { workers, servers, staleness, cache, hot, stride, acts, faults, delay }
     }
 }
 

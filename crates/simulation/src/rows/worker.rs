@@ -1,5 +1,6 @@
 //! A worker: its cache, its prefetched rows, and the rows for which it waits.
 
+use super::hot::Hot;
 use super::oracle::{Oracle, version};
 use super::plan::{Act, Plan, ROW};
 use super::world::{Purpose, Request, World};
@@ -16,6 +17,7 @@ pub struct Worker {
     clock: StepClock,
     cache: Option<CachedRows>,
     prefetch: Prefetch,
+    pub hot: Option<Hot>,
     /// The rows that were prefetched last.
     arriving: Option<Arriving>,
     reads: Vec<Read>,
@@ -57,7 +59,9 @@ struct Read {
     ids: Vec<i64>,
     /// The lookup in the cache, if there is one.
     cached: Option<CacheLookup>,
-    /// The ids that are not in the cache.
+    /// The lookup of the ids that are not in the cache among the copies of hot rows, if there are any.
+    hot: Option<CacheLookup>,
+    /// The ids that are neither in the cache nor hot.
     missing: Vec<i64>,
     found: PrefetchLookup,
     /// The rows that were requested only by the lookup, with the numbers of their changes.
@@ -76,6 +80,7 @@ impl Worker {
             clock: StepClock::default(),
             cache: plan.cache.and_then(|options| CachedRows::new(options, ROW)),
             prefetch: Prefetch::default(),
+            hot: Hot::new(plan, at),
             arriving: None,
             reads: Vec::new(),
             unanswered: BTreeMap::new(),
@@ -93,12 +98,25 @@ impl Worker {
         self.requests
     }
 
+    /// Returns the number of rounds in which this worker has waited for the others.
+    pub fn round(&self) -> u64 {
+        self.round
+    }
+
     fn all_heard(&self) -> bool {
         self.heard.iter().all(|round| *round >= self.round)
     }
 
+    /// Records that another worker has reached a round, with its report about hot rows.
+    pub fn hear(&mut self, from: usize, round: u64, report: Vec<u8>) {
+        self.heard[from] = round;
+        self.hot.iter_mut().for_each(|hot| hot.hear(round, from, &report));
+    }
+
     fn is_changing(&self) -> bool {
-        self.unanswered.values().any(|request| matches!(request, Request::Change(_)))
+        let is_part =
+            |request: &Request| matches!(request, Request::Change(_) | Request::Read(Purpose::Hot, _));
+        self.unanswered.values().any(is_part)
     }
 }
 
@@ -139,12 +157,22 @@ impl World {
                     if !worker.all_heard() {
                         return;
                     }
-                    if matches!(act, Act::Update(_)) {
+                    let is_update = matches!(act, Act::Update(_));
+                    let changed = act.changes().unwrap_or_default();
+                    if is_update {
                         worker.prefetch.begin_change();
                         worker.arriving = None;
+                        self.begin_hot(number, changed);
                     }
-                    worker.stage = Stage::Change;
-                    self.send_changes(number, act.changes().unwrap_or_default());
+                    self.workers[number].stage = Stage::Change;
+                    let is_early = self.planted == Some(Planted::HotEarly);
+                    if is_update && is_early {
+                        self.request_hot(number);
+                    }
+                    self.send_changes(number, changed);
+                    if is_update && !is_early {
+                        self.request_hot(number);
+                    }
                     continue;
                 }
                 (act @ (Act::Update(_) | Act::Write(_)), Stage::Change) => {
@@ -175,13 +203,17 @@ impl World {
         }
     }
 
-    /// Enters the next round: sends the other workers the message for which they wait in it.
+    /// Enters the next round: sends the other workers the message for which they wait in it. After an update it
+    /// contains the report about hot rows.
     fn enter_round(&mut self, number: usize, stage: Stage) {
         let worker = &mut self.workers[number];
+        let is_update = matches!(self.plan.acts.get(worker.at), Some(Act::Update(_)));
+        let hot = worker.hot.as_mut().filter(|_| is_update && stage == Stage::Agree);
+        let report = hot.map(Hot::report).unwrap_or_default();
         (worker.round, worker.stage) = (worker.round + 1, stage);
         let round = worker.round;
-        worker.heard[number] = round;
-        self.send_round(number, round);
+        worker.hear(number, round, report.clone());
+        self.send_round(number, round, &report);
     }
 
     /// Sends a change to the servers that get their changes from this worker. For each server, only one worker does so.
@@ -202,12 +234,16 @@ impl World {
                 worker.clock.advance();
             }
             worker.oracle.update();
+            self.end_hot(number);
             if self.planted != Some(Planted::PrefetchEarly) {
                 self.request_rows(number);
             }
             return;
         }
         worker.oracle.write();
+        if self.planted != Some(Planted::HotKept) {
+            worker.hot.iter_mut().for_each(Hot::invalidate);
+        }
         if self.planted != Some(Planted::WriteUnseen) {
             worker.cache.iter_mut().for_each(CachedRows::invalidate);
         }
@@ -221,7 +257,10 @@ impl World {
     fn request_rows(&mut self, number: usize) {
         let worker = &mut self.workers[number];
         let (cache, now) = (worker.cache.as_ref(), worker.clock.now());
-        let request = worker.prefetch.end_change(|id| cache.is_some_and(|cache| cache.has(id, now)));
+        let hot = worker.hot.as_ref();
+        let is_here =
+            |id| cache.is_some_and(|cache| cache.has(id, now)) || hot.is_some_and(|hot| hot.has(id));
+        let request = worker.prefetch.end_change(is_here);
         let (change, ids) = (request.change, request.ids);
         worker.arriving =
             Some(Arriving { change, ids: ids.clone(), rows: BTreeMap::new(), has_failed: false });
@@ -233,14 +272,24 @@ impl World {
         let worker = &mut self.workers[number];
         let cached = worker.cache.as_mut().map(|cache| cache.look_up(ids, worker.clock.now()));
         let missing = cached.as_ref().map_or_else(|| ids.to_vec(), |cached| cached.missing.clone());
+        let hot = worker.hot.as_mut().map(|hot| hot.look_up(&missing));
+        let missing = hot.as_ref().map_or(missing, |hot| hot.missing.clone());
         let found = worker.prefetch.look_up(&missing, worker.arriving.as_ref().map(|rows| rows.change));
         let (least, most) = (worker.oracle.least(staleness), worker.oracle.changes);
         let bounds = |id: &i64| (version(acts, *id, least), version(acts, *id, most));
         let bounds = ids.iter().map(bounds).collect();
         self.checks.early += ids.len() - found.late.len();
+        if let Some(hot) = &hot {
+            let now = worker.oracle.changes;
+            let rows = hot.found.chunks(ROW).map(of_bytes);
+            let stale = rows.filter(|(id, changes)| *changes != version(acts, *id, now));
+            let stale =
+                stale.map(|row| format!("worker {number} has a copy of hot row {row:?} after {now} changes"));
+            self.checks.broken.extend(stale);
+        }
         let late = found.late.clone();
         let (ids, rows) = (ids.to_vec(), BTreeMap::new());
-        worker.reads.push(Read { ids, cached, missing, found, rows, bounds });
+        worker.reads.push(Read { ids, cached, hot, missing, found, rows, bounds });
         self.request_each(number, &late, Purpose::LookUp);
         self.finish_reads(number);
     }
@@ -258,6 +307,10 @@ impl World {
             Purpose::Prefetch(change) => {
                 let all = worker.arriving.as_mut().filter(|arriving| arriving.change == change);
                 all.into_iter().for_each(|arriving| arriving.rows.extend(rows.iter().copied()));
+            }
+            Purpose::Hot => {
+                worker.hot.iter_mut().for_each(|hot| hot.arrive(rows));
+                return self.go(number);
             }
         }
         self.finish_reads(number);
@@ -347,11 +400,14 @@ impl Read {
             }
         };
         let rows: Option<Vec<_>> = self.missing.iter().zip(&self.found.places).map(row).collect();
-        rows.map(|rows| rows.concat())
+        let rows = rows.map(|rows| rows.concat())?;
+        let Some(hot) = &self.hot else { return Some(rows) };
+        let all = [&hot.found[..], &rows].concat();
+        Some(hot.places.iter().flat_map(|at| all[at * ROW..(at + 1) * ROW].to_vec()).collect())
     }
 }
 
-fn to_bytes(id: i64, changes: u64) -> Vec<u8> {
+pub fn to_bytes(id: i64, changes: u64) -> Vec<u8> {
     [id.to_le_bytes(), changes.to_le_bytes()].concat()
 }
 

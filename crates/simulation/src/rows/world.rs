@@ -27,6 +27,8 @@ pub enum Purpose {
     LookUp,
     /// The next run, which begins after the change with this number.
     Prefetch(u64),
+    /// The copies that all workers have of hot rows.
+    Hot,
 }
 
 #[derive(Clone, Debug)]
@@ -36,11 +38,12 @@ enum Event {
         worker: usize,
         job: u64,
     },
-    /// A worker has reached a round.
+    /// A worker has reached a round, and sends its report about hot rows.
     Round {
         from: usize,
         to: usize,
         round: u64,
+        report: Vec<u8>,
         job: u64,
     },
     /// A request arrives over the connection with this number.
@@ -168,8 +171,8 @@ impl World {
         self.history.note(now, "cluster", || format!("{event:?}"));
         match event {
             Event::Go { worker, job } if job == self.job => self.go(worker),
-            Event::Round { from, to, round, job } if job == self.job => {
-                self.workers[to].heard[from] = round;
+            Event::Round { from, to, round, report, job } if job == self.job => {
+                self.workers[to].hear(from, round, report);
                 self.go(to);
             }
             Event::Go { .. } | Event::Round { .. } => {}
@@ -241,25 +244,28 @@ impl World {
         (0..self.plan.workers).for_each(|worker| self.go_later(worker));
     }
 
-    /// Breaks a connection, which is re-established after some time. Prefetches without a response may be given up.
+    /// Breaks a connection, which is re-established after some time. Reads of prefetched and hot rows without a
+    /// response may be given up.
     fn break_connection(&mut self, worker: usize, server: usize) {
         let connection = &mut self.connections[worker][server];
         (connection.number, connection.is_broken) = (connection.number + 1, true);
         let number = connection.number;
         let of_server = self.workers[worker].unanswered.range((server, 0)..(server + 1, 0));
-        let prefetch = |request: &Request| match request {
-            Request::Read(Purpose::Prefetch(change), _) => Some(*change),
+        let early = |request: &Request| match request {
+            Request::Read(purpose @ (Purpose::Prefetch(_) | Purpose::Hot), _) => Some(*purpose),
             _ => None,
         };
-        let prefetches = of_server.filter_map(|(key, request)| Some((*key, prefetch(request)?)));
-        let prefetches: Vec<_> = prefetches.collect();
+        let reads: Vec<_> = of_server.filter_map(|(key, request)| Some((*key, early(request)?))).collect();
         self.checks.disturbed += 1;
         let at = self.agenda.now() + self.plan.delay * self.random.below(4) as u32;
         self.agenda.at(at, Event::Connected { worker, server, connection: number });
-        for (key, change) in prefetches {
+        for (key, purpose) in reads {
             if self.random.below(2) == 0 {
                 self.workers[worker].unanswered.remove(&key);
-                self.prefetch_fails(worker, change);
+                match purpose {
+                    Purpose::Prefetch(change) => self.prefetch_fails(worker, change),
+                    _ => self.hot_rows_fail(worker),
+                }
             }
         }
     }
@@ -312,12 +318,13 @@ impl World {
         *last
     }
 
-    pub fn send_round(&mut self, from: usize, round: u64) {
+    pub fn send_round(&mut self, from: usize, round: u64, report: &[u8]) {
         for to in (0..self.plan.workers).filter(|to| *to != from) {
             let at = self.agenda.now() + self.some_delay();
             let last = self.rounds.entry((from, to)).or_default();
             *last = at.max(*last);
-            self.agenda.at(*last, Event::Round { from, to, round, job: self.job });
+            let report = report.to_vec();
+            self.agenda.at(*last, Event::Round { from, to, round, report, job: self.job });
         }
     }
 

@@ -61,6 +61,9 @@ fn finds(planted: Planted) -> Scenario {
         Planted::WriteUnseen => Scenario::Rows,
         Planted::PrefetchEarly => Scenario::Rows,
         Planted::PrefetchKept => Scenario::Rows,
+        Planted::HotUnpatched => Scenario::Rows,
+        Planted::HotEarly => Scenario::Rows,
+        Planted::HotKept => Scenario::Rows,
     }
 }
 

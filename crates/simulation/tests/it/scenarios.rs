@@ -30,7 +30,7 @@ macro_rules! scenarios {
     };
 }
 
-// INV-2, INV-25, INV-31, INV-34, INV-42, INV-43, INV-60, INV-61, INV-87, INV-100, INV-102
+// INV-2, INV-25, INV-31, INV-34, INV-42, INV-43, INV-60, INV-61, INV-87, INV-100, INV-102, INV-110
 scenarios! {
     any_order_of_starts: Starts, 200, false;
     a_worker_that_is_started_twice: Twins, 200, false;

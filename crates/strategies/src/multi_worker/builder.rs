@@ -306,7 +306,7 @@ impl MultiWorkerMirroredStrategyBuilder {
 
     /// Returns a builder for a worker of a group, with the same settings except for the cluster and the connections.
     pub(super) fn of_group(&self, group: Group, servers: Option<ServerSettings>) -> Self {
-        let Self { options, checksums, check_drift_every, compression, local_steps, tables, .. } = *self;
+        let Self { options, checksums, check_drift_every, compression, local_steps, .. } = *self;
         Self {
             group: Some(group),
             options,
@@ -314,7 +314,7 @@ impl MultiWorkerMirroredStrategyBuilder {
             check_drift_every,
             compression,
             local_steps,
-            tables,
+            tables: self.tables.clone(),
             servers,
             ..Self::default()
         }
@@ -403,7 +403,7 @@ impl MultiWorkerMirroredStrategyBuilder {
             let local_steps =
                 local_steps::checked(self.local_steps, compression, group.world(), false, has_tables)?;
             let settings = (ServiceSettings::default(), self.servers);
-            let tables = shared_tables(Some(&group), self.tables, settings, options.timeout)?;
+            let tables = shared_tables(Some(&group), &self.tables, settings, options.timeout)?;
             let devices = devices.map_or_else(|| cpus(replicas), Ok)?;
             let worker = MultiWorker::new(devices, Some(group), options)?;
             return Strategy::new(MultiWorker {
@@ -466,7 +466,7 @@ impl MultiWorkerMirroredStrategyBuilder {
                     shared_memory,
                     checksums: checksums.checksums(),
                     timeout: self.join_timeout,
-                    tables: self.tables,
+                    tables: self.tables.clone(),
                 })
             }
             _ => None,
@@ -479,7 +479,7 @@ impl MultiWorkerMirroredStrategyBuilder {
             warn_single::suppress();
         }
         let settings = joining.as_ref().map(JoinSettings::table_service).transpose()?.unwrap_or_default();
-        let tables = shared_tables(group.as_ref(), self.tables, (settings, servers), options.timeout)?;
+        let tables = shared_tables(group.as_ref(), &self.tables, (settings, servers), options.timeout)?;
         let worker = MultiWorker::new(devices, group, options)?;
         Strategy::new(MultiWorker {
             resolver: Some(resolver),

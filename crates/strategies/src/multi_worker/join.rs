@@ -200,7 +200,7 @@ impl JoinSettings {
     }
 
     fn rendezvous(&self, quorum: Quorum) -> Rendezvous {
-        let (minimum, tables, version) = (self.min_workers, self.tables, env!("CARGO_PKG_VERSION"));
+        let (minimum, tables, version) = (self.min_workers, &self.tables, env!("CARGO_PKG_VERSION"));
         let (replicas, spares, checksums) = (self.all.count(), self.spares(), self.checksums);
         let mut rendezvous = Rendezvous::new(self.all, self.addresses.clone())
             .tasks(self.tasks.clone())

@@ -1,7 +1,7 @@
 //! The location of a model's tables, as the program sets it.
 
 use distribute_base::{Error, Result};
-use distribute_ps_client::{RowCacheOptions, RowFormat};
+use distribute_ps_client::{HotRows, RowCacheOptions, RowFormat};
 use distribute_ps_tables::PartitionStrategy;
 
 /// The location of a model's tables: the weights of layers that look up rows.
@@ -41,7 +41,7 @@ pub enum HostedWeights {
 /// let tables = TableOptions { partition: PartitionStrategy::Div, ..TableHosts::Workers.into() };
 /// assert_eq!(tables.min_bytes, 1 << 20);
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TableOptions {
     /// The location of the tables.
     pub hosts: TableHosts,
@@ -55,6 +55,19 @@ pub struct TableOptions {
     pub weights: HostedWeights,
     /// The cache in which each worker keeps rows that it has read; none by default.
     pub row_cache: Option<RowCacheOptions>,
+    /// The rows of which each worker has a copy, which is sent to it after each change; none by default. Results do not
+    /// depend on them.
+    ///
+    /// ```
+    /// use distribute::MultiWorkerMirroredStrategy;
+    /// use distribute::parameter_server::HotRows;
+    /// use distribute::strategy::{TableHosts, TableOptions};
+    /// let hot_rows = Some(HotRows::measured(1000));
+    /// let tables = TableOptions { hot_rows, ..TableHosts::Workers.into() };
+    /// let builder = MultiWorkerMirroredStrategy::builder().tables(tables);
+    /// # let _ = builder;
+    /// ```
+    pub hot_rows: Option<HotRows>,
     /// The form in which values are stored; by default the dtype of the table. It applies to `f32` tables: those of at
     /// least `min_bytes`, and those of ids. If tables are mirrored, [`RowFormat::Bf16`] has the same results, and saves
     /// no memory.
@@ -63,18 +76,19 @@ pub struct TableOptions {
 
 impl TableOptions {
     /// Returns an error if an option has no effect, because each worker has a copy of all weights.
-    pub(super) fn check(self, operation: &'static str) -> Result<()> {
-        let is_used = self.weights == HostedWeights::All || self.row_cache.is_some();
+    pub(super) fn check(&self, operation: &'static str) -> Result<()> {
+        let is_used =
+            self.weights == HostedWeights::All || self.row_cache.is_some() || self.hot_rows.is_some();
         if self.hosts == TableHosts::Mirrored && is_used {
-            let reason = "weights and row_cache are for tables on workers or servers, but hosts is Mirrored; set hosts to \
-                          Workers or Servers";
+            let reason = "weights, row_cache and hot_rows are for tables on workers or servers, but hosts is Mirrored; set \
+                          hosts to Workers or Servers";
             return Err(Error::invalid(operation, reason));
         }
         Ok(())
     }
 
     /// Returns the format in which values of a table of `bytes` bytes are stored.
-    pub(super) fn format_of(self, bytes: usize) -> RowFormat {
+    pub(super) fn format_of(&self, bytes: usize) -> RowFormat {
         if bytes >= self.min_bytes { self.format } else { RowFormat::Full }
     }
 }
@@ -87,6 +101,7 @@ impl From<TableHosts> for TableOptions {
             partition: PartitionStrategy::Mod,
             weights: HostedWeights::Tables,
             row_cache: None,
+            hot_rows: None,
             format: RowFormat::Full,
         }
     }

@@ -78,7 +78,7 @@ impl SharedTables {
     /// - [`Error::Server`]: the service of another worker cannot be reached.
     pub fn on_workers(
         group: &Group,
-        options: TableOptions,
+        options: &TableOptions,
         settings: ServiceSettings,
         timeout: Duration,
     ) -> Result<Self> {
@@ -105,7 +105,7 @@ impl SharedTables {
     }
 
     /// Creates the tables of a strategy with a single worker, in the memory of this process.
-    pub fn of_one(options: TableOptions, world: World, timeout: Duration) -> Result<Self> {
+    pub fn of_one(options: &TableOptions, world: World, timeout: Duration) -> Result<Self> {
         let channel: Arc<dyn Channel> = Arc::new(LocalChannel::new(0, Arc::default()));
         let servers = client(vec![channel], options, (timeout, timeout), world)?;
         Ok(Self { servers, service: None, timeout })
@@ -121,7 +121,7 @@ impl SharedTables {
     /// - [`Error::Collective`]: a worker does not make this call.
     pub fn on_servers(
         group: Option<&Group>,
-        options: TableOptions,
+        options: &TableOptions,
         settings: ServerSettings,
         timeout: Duration,
     ) -> Result<Self> {
@@ -152,13 +152,14 @@ impl SharedTables {
 /// Creates the client of the servers to which the given channels lead.
 fn client(
     channels: Vec<Arc<dyn Channel>>,
-    options: TableOptions,
+    options: &TableOptions,
     timeouts: (Duration, Duration),
     world: World,
 ) -> Result<Arc<ParameterServers>> {
-    let TableOptions { min_bytes, partition, weights, row_cache, .. } = options;
+    let &TableOptions { min_bytes, partition, weights, row_cache, .. } = options;
     let policy = TablePolicy { min_bytes, partition, all_weights: weights == HostedWeights::All };
-    Ok(Arc::new(ParameterServers::of_tables(channels, timeouts, policy, world)?.with_row_cache(row_cache)))
+    let servers = ParameterServers::of_tables(channels, timeouts, policy, world)?;
+    Ok(Arc::new(servers.with_row_cache(row_cache).with_hot_rows(options.hot_rows.clone())))
 }
 
 /// Returns the addresses of the cluster's parameter servers. If there are none, or a gap between their indices, returns
@@ -272,7 +273,7 @@ fn cannot_serve(reason: &dyn Display) -> Error {
 /// - The errors of [`SharedTables::on_workers`] and [`SharedTables::on_servers`].
 pub(super) fn shared_tables(
     group: Option<&Group>,
-    options: TableOptions,
+    options: &TableOptions,
     (service, servers): (ServiceSettings, Option<ServerSettings>),
     timeout: Option<Duration>,
 ) -> Result<Option<SharedTables>> {

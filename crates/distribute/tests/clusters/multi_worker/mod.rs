@@ -8,6 +8,7 @@ mod drift;
 mod faults;
 mod flips;
 mod heal;
+mod hot_rows;
 mod input;
 mod local_steps;
 mod logical;

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use distribute_base::Result;
 use distribute_base::internal::ReplicaGradient;
 use distribute_core::internal::exchange_in_call;
-use distribute_ps_client::internal::Session;
+use distribute_ps_client::internal::{RemoteVariable, Session};
 
 impl Servers {
     // INV-86
@@ -32,12 +32,18 @@ impl Servers {
         self.require_rules(update)?;
         let requests = self.requests(update, gradients);
         change.begin();
-        let agree = |pushed: Result<()>| match sync.group_call("its tables") {
-            Some(calling) => exchange_in_call(OPERATION, calling, pushed, |()| Bytes::new()).map(drop),
-            None => pushed,
+        let variables: Vec<&RemoteVariable> = self.on_servers().map(|(_, of)| &*of.remote).collect();
+        let agree = |pushed: Result<Vec<u8>>| {
+            let pushed = pushed.map(Bytes::from);
+            match sync.group_call("its tables") {
+                Some(calling) => {
+                    exchange_in_call(OPERATION, calling, pushed, Bytes::clone).map(|(_, all)| all)
+                }
+                None => pushed.map(|mine| vec![mine]),
+            }
         };
         session
-            .push_in_lock_step(OPERATION, requests, agree)
+            .push_in_lock_step(OPERATION, (change.number(), &variables), requests, agree)
             .map_err(|error| Incomplete::Tables.interrupted(update.operation, change.number(), error))?;
         let operands = Operands::new(update.parameters(), &[(1., gradients)], 1)?;
         let operands = operands.only(|number| !self.is_on_servers(number));

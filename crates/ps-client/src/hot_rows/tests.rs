@@ -1,0 +1,228 @@
+use super::*;
+use crate::internal::PushRequests;
+use crate::{PlacementRequest, sharded::Initial};
+use distribute_cluster::{Deadline, World};
+use distribute_optim::{RuleSpec, Sgd, Step};
+use distribute_ps_tables::{
+    Channel, ChannelError, LocalChannel, PartitionStrategy, Push, Request, Response, Started, TablePolicy,
+    Tables, WaitForResponse,
+};
+use distribute_testing::watched;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+const ROWS: usize = 6;
+const TIMEOUT: Duration = Duration::from_millis(400);
+
+/// A server of which reads of rows time out while it is `silent`.
+#[derive(Debug)]
+struct Flaky(LocalChannel, Arc<AtomicBool>);
+
+struct Silent(Deadline);
+
+impl WaitForResponse for Silent {
+    fn wait(self: Box<Self>) -> Result<Response, ChannelError> {
+        let (_sender, never) = std::sync::mpsc::channel::<()>();
+        assert!(never.recv_timeout(self.0.remaining()).is_err());
+        let (server, request, reason) = ("ps".into(), "read rows".into(), "silent".into());
+        Err(ChannelError::TimedOut { server, request, timeout: self.0.timeout(), reason })
+    }
+}
+
+impl Channel for Flaky {
+    fn server(&self) -> &str {
+        self.0.server()
+    }
+
+    fn start(&self, request: Request, timeout: Duration) -> Result<Started, ChannelError> {
+        let is_read = |request: &Request| matches!(request, Request::ReadRows { .. });
+        if !self.1.load(Ordering::Relaxed) {
+            return self.0.start(request, timeout);
+        }
+        match request {
+            Request::Batch(all) if all.iter().any(is_read) => {
+                // The changes are made. In a batch, each request has an answer of its own.
+                let answers = all.into_iter().map(|one| {
+                    if is_read(&one) {
+                        let kind = distribute_ps_tables::RefusalKind::Busy;
+                        return Err(distribute_ps_tables::Refusal::new(kind, "busy".to_owned()));
+                    }
+                    Ok(self.0.call(one, timeout).unwrap())
+                });
+                Ok(Started::new(Answered(Response::Batch(answers.collect()))))
+            }
+            request if is_read(&request) => Ok(Started::new(Silent(Deadline::after(timeout)))),
+            request => self.0.start(request, timeout),
+        }
+    }
+}
+
+struct Answered(Response);
+
+impl WaitForResponse for Answered {
+    fn wait(self: Box<Self>) -> Result<Response, ChannelError> {
+        Ok(self.0)
+    }
+}
+
+/// Two workers that store a table together, each on its own server, and the state of the servers.
+struct Cluster {
+    workers: Vec<(ParameterServers, RemoteVariable)>,
+    is_silent: Arc<AtomicBool>,
+    step: u64,
+}
+
+impl Cluster {
+    fn new(rows: HotRows) -> Self {
+        let is_silent = Arc::new(AtomicBool::new(false));
+        let tables = [(); 2].map(|()| Arc::new(Tables::new()));
+        let worker = |number| {
+            let channel = |server: usize| {
+                Arc::new(Flaky(LocalChannel::new(server, tables[server].clone()), is_silent.clone()))
+                    as Arc<dyn Channel>
+            };
+            let policy = TablePolicy { min_bytes: 0, partition: PartitionStrategy::Mod, all_weights: false };
+            let world = World::new(2, number, 1).unwrap();
+            let channels = vec![channel(0), channel(1)];
+            let servers = ParameterServers::of_tables(channels, (TIMEOUT, TIMEOUT), policy, world).unwrap();
+            let servers = servers.with_hot_rows(Some(rows.clone()));
+            let initial = HostTensor::new((0..2 * ROWS).map(|x| x as f32).collect(), [ROWS, 2]).unwrap();
+            let to = servers.location(ROWS, Some(48), PlacementRequest::Anywhere);
+            let variable = ("t", &[ROWS, 2][..], DType::F32);
+            let tables = Sharded::create(&servers, variable, &Initial::Value(initial), to, None).unwrap();
+            let hot = servers.hot_table("t", &tables, false).unwrap();
+            (servers, RemoteVariable::new(tables, None).with_hot_rows(hot))
+        };
+        Self { workers: (0..2).map(worker).collect(), is_silent, step: 0 }
+    }
+
+    /// Subtracts 1 from the given rows, as a step of both workers.
+    fn step(&mut self, rows: &[usize]) {
+        self.step += 1;
+        let (results, barrier) = (Mutex::new(vec![Vec::new(); 2]), Barrier::new(2));
+        let make = |number: usize, (servers, variable): &(ParameterServers, RemoteVariable)| {
+            // Only the sender of a row's changes knows in which gradients it is.
+            let own = rows.iter().filter(|row| *row % 2 == number);
+            (0..2).for_each(|_| variable.count_rows(own.clone()));
+            let push = Push::at(Step::after(self.step - 1, 1.));
+            let gradient =
+                |rows: &[usize]| Ok(HostTensor::new(vec![1f32; 2 * rows.len()], [rows.len(), 2]).unwrap());
+            let rule = RuleSpec::Sgd(Sgd);
+            let gradients =
+                PushRequests::rows(variable, rule, push, rows, gradient, false).map(|one| vec![one]);
+            let agree = |mine: Result<Vec<u8>>| {
+                lock(&results)[number] = mine?;
+                barrier.wait();
+                Ok(lock(&results).clone())
+            };
+            let session = servers.session();
+            session.push_in_lock_step("step", (self.step, &[variable]), gradients, agree).unwrap();
+        };
+        std::thread::scope(|threads| {
+            let make = &make;
+            self.workers.iter().enumerate().for_each(|(number, worker)| {
+                threads.spawn(move || make(number, worker));
+            });
+        });
+    }
+
+    /// Looks up rows on both workers. Returns the first elements and the number of rows that were requested.
+    fn look_up(&self, ids: &[i64]) -> (Vec<f32>, u64) {
+        let before = self.requested();
+        let all = self.workers.iter().map(|(_, variable)| {
+            let rows = variable.row_read("look up", ids, true).unwrap().send("look up").unwrap();
+            let rows = rows.in_order().unwrap().to_vec::<f32>().unwrap();
+            rows.chunks(2).map(|row| row[0]).collect::<Vec<_>>()
+        });
+        let all: Vec<_> = all.collect();
+        assert_eq!(all[0], all[1]);
+        (all[0].clone(), self.requested() - before)
+    }
+
+    fn requested(&self) -> u64 {
+        self.workers[0].0.usage().unwrap().iter().map(|server| server.rows_read).sum()
+    }
+}
+
+// INV-110
+#[test]
+fn hot_rows_are_not_requested_and_have_all_changes() {
+    watched(|| {
+        let mut cluster = Cluster::new(HotRows::named([("t", vec![3, 0])]));
+        assert_eq!(cluster.look_up(&[0, 3, 5]), (vec![0., 6., 10.], 6));
+        cluster.step(&[0, 5]);
+        // Each worker requests the row that is not hot.
+        assert_eq!(cluster.look_up(&[0, 3, 5, 0]), (vec![-1., 6., 9., -1.], 2));
+        assert_eq!(cluster.look_up(&[3, 0]), (vec![6., -1.], 0));
+        cluster.step(&[3]);
+        assert_eq!(cluster.look_up(&[0, 3]), (vec![-1., 5.], 0));
+        let usage = cluster.workers[1].0.hot_row_usage();
+        assert_eq!((usage.hits, usage.misses, usage.rows), (6, 4, 2));
+        // Row 3, twice, and nothing that has not changed.
+        assert_eq!(usage.sent_rows, 2);
+        // Outside of runs, and after a write, rows are requested.
+        let variable = &cluster.workers[0].1;
+        assert_eq!(variable.row_read("read", &[3], false).unwrap().send("read").unwrap().rows.len(), 2);
+        cluster.workers.iter().for_each(|(_, variable)| variable.invalidate_rows());
+        assert_eq!(cluster.look_up(&[0, 3]).1, 4);
+        cluster.step(&[5]);
+        assert_eq!(cluster.look_up(&[0, 3]).1, 0);
+        let (servers, variable) = cluster.workers.remove(0);
+        assert_eq!(servers.hot_row_usage().rows, 2);
+        drop(variable);
+        assert_eq!(servers.hot_row_usage().rows, 0);
+    });
+}
+
+#[test]
+fn the_rows_that_are_measured_are_hot_and_nothing_is_sent_before() {
+    watched(|| {
+        let mut cluster = Cluster::new(HotRows::measured(2));
+        for step in 0..16 {
+            cluster.step(&[1, 2, 3 + step % 3]);
+        }
+        // The ids and counts of the rows that each worker proposes.
+        let sent = |cluster: &Cluster| cluster.workers[0].0.hot_row_usage();
+        assert_eq!((sent(&cluster).sent_rows, sent(&cluster).sent_bytes), (0, 1 + 4 + 12));
+        assert_eq!(cluster.look_up(&[1, 2, 4, 5]).1, 8);
+        cluster.step(&[1, 2]);
+        assert_eq!(cluster.look_up(&[1, 2, 4, 5]), (vec![-15., -13., 3., 5.], 4));
+        assert_eq!(sent(&cluster).sent_bytes, (1 + 4 + 12) + (1 + 8 + 4 + 1 + 4));
+    });
+}
+
+/// Checks that the step is made and its error is none, and that the rows are requested by the workers that look them
+/// up.
+// INV-3, INV-86, INV-110
+#[test]
+fn a_step_whose_hot_rows_cannot_be_read_is_made() {
+    watched(|| {
+        let mut cluster = Cluster::new(HotRows::named([("t", vec![0, 1, 3])]));
+        cluster.step(&[0, 1]);
+        assert_eq!(cluster.look_up(&[0, 1, 3]), (vec![-1., 1., 6.], 0));
+        // In the message of the gradient, and in one of its own.
+        for rows in [&[0, 1][..], &[5]] {
+            cluster.is_silent.store(true, Ordering::Relaxed);
+            let start = distribute_cluster::Stopwatch::start();
+            cluster.step(rows);
+            assert!(start.elapsed() < TIMEOUT.mul_f64(1.9), "{:?}", start.elapsed());
+            cluster.is_silent.store(false, Ordering::Relaxed);
+            let first = if rows.len() == 2 { vec![-2., 0., 6.] } else { vec![-3., -1., 6.] };
+            assert_eq!(cluster.look_up(&[0, 1, 3]), (first, 6), "{rows:?}");
+            cluster.step(&[0, 1]);
+            assert_eq!(cluster.look_up(&[0, 1, 3]).1, 0);
+        }
+    });
+}
+
+#[test]
+fn a_named_row_that_does_not_exist_is_refused() {
+    let cluster = Cluster::new(HotRows::measured(1));
+    let (servers, variable) = cluster.workers.into_iter().next().unwrap();
+    let servers = servers.with_hot_rows(Some(HotRows::named([("t", vec![2, ROWS as i64])])));
+    let error = servers.hot_table("t", variable.tables(), false).unwrap_err().to_string();
+    assert!(error.contains("hot_rows names row 6 of t, which has 6 rows"), "{error}");
+    assert!(servers.hot_table("other", variable.tables(), false).unwrap().is_none());
+    assert!(servers.hot_table("t", variable.tables(), true).unwrap().is_some());
+}

@@ -1,0 +1,122 @@
+//! The copies that a worker has of hot rows, and the reports in which workers send them to each other.
+
+use super::plan::{Act, Plan, ROW, TABLE};
+use super::worker::to_bytes;
+use super::world::{Purpose, World};
+use crate::planted::Planted;
+use distribute_ps_tables::{CacheLookup, HotCopies, HotReport, RowLayout};
+use std::collections::BTreeMap;
+
+const LAYOUT: RowLayout = RowLayout { bytes: ROW, is_f32: false };
+
+/// The hot rows of a worker.
+#[derive(Debug)]
+pub struct Hot {
+    copies: HotCopies,
+    /// The number of the current or the next step, and the difference to the one after it.
+    step: u64,
+    stride: u64,
+    /// The rows that this worker reads for all, with the numbers of their changes. They are complete if none is lost.
+    own: Vec<i64>,
+    rows: BTreeMap<i64, u64>,
+    has_failed: bool,
+    /// Whether the copies do not get the changes of this update, as a planted bug.
+    is_unpatched: bool,
+    /// The reports of workers, by round and worker.
+    reports: BTreeMap<(u64, usize), Vec<u8>>,
+}
+
+impl Hot {
+    /// Creates the copies of a process that begins with the act `at`; `None` if the plan has no hot rows.
+    pub fn new(plan: &Plan, at: usize) -> Option<Self> {
+        let copies = plan.hot.as_ref()?.copies(TABLE, LAYOUT)?;
+        let updates = plan.acts[..at].iter().filter(|act| matches!(act, Act::Update(_))).count() as u64;
+        let (step, stride) = ((updates + 1) * plan.stride, plan.stride);
+        let (own, rows, reports) = Default::default();
+        Some(Self { copies, step, stride, own, rows, has_failed: false, is_unpatched: false, reports })
+    }
+
+    pub fn hear(&mut self, round: u64, from: usize, report: &[u8]) {
+        self.reports.insert((round, from), report.to_vec());
+    }
+
+    pub fn has(&self, id: i64) -> bool {
+        self.copies.has(id)
+    }
+
+    pub fn look_up(&mut self, ids: &[i64]) -> CacheLookup {
+        self.copies.look_up(ids)
+    }
+
+    pub fn invalidate(&mut self) {
+        self.copies.invalidate();
+    }
+
+    /// Records rows that were read for all workers.
+    pub fn arrive(&mut self, rows: &[(i64, u64)]) {
+        self.rows.extend(rows.iter().copied());
+    }
+
+    /// Returns the encoded report about the rows that this worker has read.
+    pub fn report(&mut self) -> Vec<u8> {
+        let rows: Option<Vec<_>> =
+            self.own.iter().map(|id| Some(to_bytes(*id, *self.rows.get(id)?))).collect();
+        let rows = rows.filter(|_| !self.has_failed).map(|rows| rows.concat());
+        let mut encoded = Vec::new();
+        self.copies.report(self.step, &self.own, rows.as_deref()).encode(LAYOUT, &mut encoded);
+        encoded
+    }
+}
+
+impl World {
+    /// Begins an update of the rows `changed`, which are counted.
+    pub fn begin_hot(&mut self, number: usize, changed: &[i64]) {
+        let own: Vec<i64> = changed.iter().copied().filter(|id| self.sender(*id) == number).collect();
+        let is_unpatched = self.planted == Some(Planted::HotUnpatched);
+        let Some(hot) = &mut self.workers[number].hot else { return };
+        hot.copies.count(own);
+        hot.is_unpatched = is_unpatched && hot.copies.copies() > 0;
+        if !hot.is_unpatched {
+            hot.copies.begin_change();
+        }
+        (hot.has_failed, hot.own) = (false, Vec::new());
+        hot.rows.clear();
+    }
+
+    /// Requests the hot rows whose changes this worker sends.
+    pub fn request_hot(&mut self, number: usize) {
+        let Some(hot) = &self.workers[number].hot else { return };
+        let own = hot.copies.ids().iter().copied().filter(|id| self.sender(*id) == number);
+        let own: Vec<i64> = own.collect();
+        self.workers[number].hot.iter_mut().for_each(|hot| hot.own.clone_from(&own));
+        self.request_each(number, &own, Purpose::Hot);
+    }
+
+    /// Ends an update, which all workers have made.
+    pub fn end_hot(&mut self, number: usize) {
+        let (servers, count) = (self.plan.servers, self.plan.workers);
+        let round = self.workers[number].round();
+        let Some(hot) = &mut self.workers[number].hot else { return };
+        let of = |worker| hot.reports.get(&(round, worker)).map(Vec::as_slice).unwrap_or_default();
+        let decode = |worker| HotReport::decode(LAYOUT, &mut of(worker)).unwrap_or_default();
+        let reports: Vec<_> = (0..count).map(decode).collect();
+        if !hot.is_unpatched {
+            let sender = |id: i64| id.cast_unsigned() as usize % servers % count;
+            hot.copies.end_change(hot.step, sender, &reports);
+        }
+        hot.step += hot.stride;
+        hot.reports.retain(|(of_round, _), _| *of_round > round);
+    }
+
+    /// Records that the hot rows that a worker has requested will not arrive.
+    pub fn hot_rows_fail(&mut self, number: usize) {
+        self.workers[number].hot.iter_mut().for_each(|hot| hot.has_failed = true);
+        self.checks.disturbed += 1;
+        self.go(number);
+    }
+
+    /// Returns the worker that sends the changes of a row.
+    fn sender(&self, id: i64) -> usize {
+        self.server_of(id) % self.plan.workers
+    }
+}

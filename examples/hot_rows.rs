@@ -1,0 +1,197 @@
+//! The bytes that workers send in each step of a table whose ids follow Zipf's law, with and without
+//! [hot rows](../docs/clusters/tables.md#hot-rows). Workers are threads of this process, linked by TCP.
+//!
+//! ```text
+//! cargo build --release --example hot_rows
+//! unshare -rn sh -c 'ip link set lo up; target/release/examples/hot_rows --workers 4'
+//! ```
+//!
+//! The bytes are those that the loopback device has sent, so nothing else should use it: `unshare -n` starts the
+//! program with one of its own.
+
+use candle_core::{Device, Module, Tensor};
+use clap::Parser;
+use distribute::nn::{embedding, prefetch_rows};
+use distribute::optimizer::Adagrad;
+use distribute::parameter_server::{HotRowUsage, HotRows, RowReads};
+use distribute::strategy::{Links, TableHosts, TableOptions};
+use distribute::{Error, prelude::*};
+use serde_json::json;
+
+/// The file with the counters of the network devices.
+const COUNTERS: &str = "/proc/self/net/dev";
+
+/// Measures the bytes that workers send for the rows of a table, with and without copies of the hottest rows
+#[derive(Parser)]
+struct Options {
+    /// The number of workers
+    #[arg(long, default_value_t = 2)]
+    workers: usize,
+    /// The number of replicas of each worker
+    #[arg(long, default_value_t = 1)]
+    replicas: usize,
+    /// The number of rows of the table
+    #[arg(long, default_value_t = 100_000)]
+    rows: usize,
+    /// The number of elements of a row
+    #[arg(long, default_value_t = 16)]
+    dims: usize,
+    /// The number of ids of a replica in each step
+    #[arg(long, default_value_t = 4096)]
+    batch: usize,
+    /// The exponent of Zipf's law: the id k is in proportion to 1 / (k + 1)^x
+    #[arg(long, default_value_t = 1.)]
+    exponent: f64,
+    /// The maximum number of hot rows
+    #[arg(long, default_value_t = 1000)]
+    hot: usize,
+    /// Request the rows of the next step while a step ends
+    #[arg(long)]
+    prefetch: bool,
+    /// The number of measured steps, after 48 others
+    #[arg(long, default_value_t = 160)]
+    steps: u64,
+    /// The seed of initial weights and ids
+    #[arg(long, default_value_t = 42)]
+    seed: u64,
+    /// Print only the result
+    #[arg(long)]
+    quiet: bool,
+    /// Print the result as one line of JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// The steps before the measured ones, in which the hot rows are chosen.
+const FIRST: u64 = 48;
+
+/// The results of one training.
+struct Trained {
+    /// The bytes that a worker has sent in a step.
+    bytes: f64,
+    /// The number of rows that were read from each shard in a step.
+    reads: Vec<f64>,
+    usage: HotRowUsage,
+    sha256: String,
+}
+
+#[distribute::main(allocator = mimalloc::MiMalloc)]
+fn main() -> distribute::Result<()> {
+    let options = Options::parse();
+    let (without, with) = (train(&options, None)?, train(&options, Some(HotRows::measured(options.hot)))?);
+    if without.sha256 != with.sha256 {
+        return Err(Error::other("hot rows have changed the weights"));
+    }
+    if options.json {
+        let trained = |it: &Trained| json!({"bytes": it.bytes, "reads": it.reads, "hot_rows": it.usage.rows});
+        let result = json!({"example": "hot_rows", "without": trained(&without), "with": trained(&with),
+            "weights_sha256": with.sha256});
+        println!("{result}");
+        return Ok(());
+    }
+    if !options.quiet {
+        println!(
+            "{} workers, {} ids a replica, rows of {} elements",
+            options.workers, options.batch, options.dims
+        );
+    }
+    println!("hot rows  bytes a worker and step  rows read from each shard in a step");
+    for trained in [without, with] {
+        let reads: Vec<_> = trained.reads.iter().map(|rows| format!("{rows:.0}")).collect();
+        println!("{:8}  {:23.0}  {}", trained.usage.rows, trained.bytes, reads.join(" "));
+    }
+    Ok(())
+}
+
+fn train(options: &Options, hot_rows: Option<HotRows>) -> distribute::Result<Trained> {
+    let tables = TableOptions { min_bytes: 0, hot_rows, ..TableHosts::Workers.into() };
+    let builder = MultiWorkerMirroredStrategy::builder().replicas(options.replicas).tables(tables);
+    let all = builder.on_threads(Links::Tcp, options.workers, |strategy| on_worker(strategy, options))?;
+    all.into_iter().next().ok_or_else(|| Error::other("there is no worker"))
+}
+
+fn on_worker(strategy: &Strategy, options: &Options) -> distribute::Result<Trained> {
+    let (rows, dims) = (options.rows, options.dims);
+    let model = strategy.replicate_seeded(options.seed, move |vb| embedding(rows, dims, vb.pp("words")))?;
+    let optimizer = Adagrad::new(&model.variables, 0.05)?;
+    let zipf = Zipf::new(rows, options.exponent);
+    let ids = |step: u64, replica: usize| {
+        let mut random = Random(options.seed ^ (step << 20) ^ replica as u64);
+        let ids: Vec<u32> = (0..options.batch).map(|_| zipf.id(random.next())).collect();
+        Tensor::new(ids, &Device::Cpu)
+    };
+    let step = |step: u64| -> distribute::Result<()> {
+        if options.prefetch {
+            for (words, replica) in model.models().values().iter().zip(strategy.world().local_replicas()) {
+                prefetch_rows(&[(words, &ids(step + 1, replica)?)])?;
+            }
+        }
+        strategy.run(&model, |ctx, words| {
+            let ids = ids(step, ctx.replica_id_in_sync_group())?;
+            optimizer.minimize(ctx, words.forward(&ids)?.sqr()?.mean_all()?, options.batch)
+        })?;
+        Ok(())
+    };
+    let barrier = || strategy.run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, 1f32)).map(drop);
+    let servers =
+        strategy.extended().parameter_servers().ok_or_else(|| Error::other("there are no tables"))?;
+    let reads = || -> Vec<RowReads> {
+        servers.placement().placed().iter().map(|shard| shard.reads.unwrap_or_default()).collect()
+    };
+    (0..FIRST).try_for_each(step)?;
+    // No worker continues before all have counted.
+    barrier()?;
+    let (bytes, read) = (sent()?, reads());
+    barrier()?;
+    (FIRST..FIRST + options.steps).try_for_each(step)?;
+    barrier()?;
+    let (bytes, read) =
+        (sent()? - bytes, reads().into_iter().zip(read).map(|(now, then)| now.rows - then.rows));
+    let of_step = |count: u64| count as f64 / options.steps as f64;
+    let reads = read.map(of_step).collect();
+    barrier()?;
+    let (usage, sha256) = (servers.hot_row_usage(), model.variables.sha256()?);
+    Ok(Trained { bytes: of_step(bytes) / options.workers as f64, reads, usage, sha256 })
+}
+
+/// Returns the number of bytes that the loopback device has sent.
+fn sent() -> distribute::Result<u64> {
+    let text = std::fs::read_to_string(COUNTERS)
+        .map_err(|source| Error::Io { operation: format!("reading {COUNTERS}"), source })?;
+    let line = text.lines().find_map(|line| line.trim().strip_prefix("lo:"));
+    let sent = line.and_then(|line| line.split_whitespace().nth(8)?.parse().ok());
+    sent.ok_or_else(|| Error::other("there is no loopback device"))
+}
+
+/// Zipf's law, as the sums of its probabilities.
+struct Zipf(Vec<f64>);
+
+impl Zipf {
+    fn new(rows: usize, exponent: f64) -> Self {
+        let mut sum = 0.;
+        let sums = (1..=rows).map(|rank| {
+            sum += (rank as f64).powf(-exponent);
+            sum
+        });
+        Self(sums.collect())
+    }
+
+    /// Returns the id for random bits.
+    fn id(&self, random: u64) -> u32 {
+        let all = self.0.last().copied().unwrap_or_default();
+        let below = (random >> 11) as f64 / (1u64 << 53) as f64 * all;
+        self.0.partition_point(|sum| *sum <= below).min(self.0.len() - 1) as u32
+    }
+}
+
+/// The generator SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        x ^ (x >> 31)
+    }
+}
