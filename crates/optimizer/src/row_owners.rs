@@ -26,8 +26,8 @@ impl RowOwners {
         self.lock_step.sender(self.table.server_of(row))
     }
 
-    /// Counts the rows of this worker in the gradient of one worker, which are those of its replicas, so that the
-    /// hottest rows are known. Call this once for each worker and step.
+    /// Counts the rows that this worker owns in the gradients of the replicas of one worker, so that the hottest rows
+    /// are known. Call this once for each worker and step.
     pub(crate) fn count<'r>(&self, rows: impl IntoIterator<Item = &'r usize>) {
         self.table.count_rows(rows);
     }

@@ -110,8 +110,8 @@ impl HotTable {
 }
 
 impl RemoteVariable {
-    /// Counts the rows in the gradient of one worker, of those whose changes this worker sends. Call this once for each
-    /// worker and step, so that the hottest rows are known.
+    /// Counts the rows in the gradient of one worker whose changes this worker sends, so that the hottest rows are
+    /// known. Call this once for each worker and step.
     pub fn count_rows<'r>(&self, rows: impl IntoIterator<Item = &'r usize>) {
         let Some(hot) = self.hot_rows() else { return };
         let mut copies = lock(&hot.copies);
@@ -177,14 +177,12 @@ impl<'a> HotStep<'a> {
         let mut reports = Vec::with_capacity(self.tables.len());
         for ((_, table), (own, parts)) in self.tables.iter().zip(reads.reads) {
             let rows = parts.and_then(|parts| {
-                let of_read = answers.by_ref().take(parts.requests());
                 // Takes all of them, also after an error.
-                let of_read: Vec<Answer> = of_read.collect();
-                let rows =
-                    of_read.into_iter().collect::<Result<Vec<_>, _>>().map_err(|error| error.to_string());
-                let rows = rows.and_then(|rows| parts.finish(rows).map_err(|error| error.to_string()));
-                let rows = rows.and_then(|rows| rows.in_order().map_err(|error| error.to_string()));
-                rows.inspect_err(|error| tracing::debug!("{operation}: hot rows are not copied: {error}"))
+                let of_read: Vec<Answer> = answers.by_ref().take(parts.requests()).collect();
+                read_rows(parts, of_read)
+                    .inspect_err(|reason| {
+                        tracing::debug!("{operation}: hot rows are not copied: {reason}");
+                    })
                     .ok()
             });
             let rows = rows.as_ref().map(bytes_of);
@@ -221,6 +219,20 @@ impl<'a> HotStep<'a> {
             lock(&table.copies).end_change(self.step, sender, &reports);
         }
     }
+}
+
+/// Returns the rows in the answers to a read, in the order of their ids.
+///
+/// # Errors
+/// Returns the reason why there are none: a request without an answer or with an error, or rows that do not match.
+fn read_rows(parts: ReadParts<'_>, answers: Vec<Answer>) -> Result<HostTensor, String> {
+    let (requests, count) = (parts.requests(), answers.len());
+    if count < requests {
+        return Err(format!("{count} of {requests} requests have an answer"));
+    }
+    let answers: Result<Vec<_>, _> = answers.into_iter().collect();
+    let answers = answers.map_err(|error| error.to_string())?;
+    parts.finish(answers).and_then(|rows| rows.in_order()).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]

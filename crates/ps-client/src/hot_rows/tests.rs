@@ -4,20 +4,28 @@ use crate::{PlacementRequest, sharded::Initial};
 use distribute_cluster::{Deadline, World};
 use distribute_optim::{RuleSpec, Sgd, Step};
 use distribute_ps_tables::{
-    Channel, ChannelError, LocalChannel, PartitionStrategy, Push, Request, Response, Started, TablePolicy,
-    Tables, WaitForResponse,
+    Channel, ChannelError, LocalChannel, PartitionStrategy, Push, Refusal, RefusalKind, Request, Response,
+    Started, TablePolicy, Tables, WaitForResponse,
 };
 use distribute_testing::watched;
 use std::sync::Barrier;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const ROWS: usize = 6;
-const TIMEOUT: Duration = Duration::from_millis(400);
+const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A server of which reads of rows time out while it is `silent`.
+/// A server with a fault.
 #[derive(Debug)]
-struct Flaky(LocalChannel, Arc<AtomicBool>);
+struct Flaky(LocalChannel, Arc<Mutex<Fault>>);
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fault {
+    None,
+    /// Reads of rows time out. In a batch, they are refused.
+    Silent,
+    /// The rules of tables are lost, until they are sent again.
+    Forgetful,
+}
 
 struct Silent(Deadline);
 
@@ -30,6 +38,25 @@ impl WaitForResponse for Silent {
     }
 }
 
+impl Flaky {
+    /// Answers the requests of a message, except those for which `refusal` returns the reason of a refusal.
+    fn answer(
+        &self,
+        all: Vec<Request>,
+        timeout: Duration,
+        refusal: impl Fn(&Request) -> Option<RefusalKind>,
+    ) -> Result<Started, ChannelError> {
+        let answers: Vec<_> = all
+            .into_iter()
+            .map(|one| match refusal(&one) {
+                Some(kind) => Err(Refusal::new(kind, "no".to_owned())),
+                None => Ok(self.0.call(one, timeout).unwrap()),
+            })
+            .collect();
+        Ok(Started::new(Answered(Response::Batch(answers))))
+    }
+}
+
 impl Channel for Flaky {
     fn server(&self) -> &str {
         self.0.server()
@@ -37,23 +64,21 @@ impl Channel for Flaky {
 
     fn start(&self, request: Request, timeout: Duration) -> Result<Started, ChannelError> {
         let is_read = |request: &Request| matches!(request, Request::ReadRows { .. });
-        if !self.1.load(Ordering::Relaxed) {
-            return self.0.start(request, timeout);
-        }
-        match request {
-            Request::Batch(all) if all.iter().any(is_read) => {
-                // The changes are made. In a batch, each request has an answer of its own.
-                let answers = all.into_iter().map(|one| {
-                    if is_read(&one) {
-                        let kind = distribute_ps_tables::RefusalKind::Busy;
-                        return Err(distribute_ps_tables::Refusal::new(kind, "busy".to_owned()));
-                    }
-                    Ok(self.0.call(one, timeout).unwrap())
-                });
-                Ok(Started::new(Answered(Response::Batch(answers.collect()))))
+        let is_push = |request: &Request| matches!(request, Request::PushRows { .. });
+        let is_rule = |request: &Request| matches!(request, Request::SetRule { .. });
+        let fault = *lock(&self.1);
+        match (fault, request) {
+            (Fault::Silent, Request::Batch(all)) if all.iter().any(is_read) => {
+                // The changes are made.
+                self.answer(all, timeout, |request| is_read(request).then_some(RefusalKind::Busy))
             }
-            request if is_read(&request) => Ok(Started::new(Silent(Deadline::after(timeout)))),
-            request => self.0.start(request, timeout),
+            (Fault::Silent, request) if is_read(&request) => {
+                Ok(Started::new(Silent(Deadline::after(timeout))))
+            }
+            (Fault::Forgetful, Request::Batch(all)) if !all.iter().any(is_rule) => {
+                self.answer(all, timeout, |request| is_push(request).then_some(RefusalKind::Rule))
+            }
+            (_, request) => self.0.start(request, timeout),
         }
     }
 }
@@ -66,20 +91,20 @@ impl WaitForResponse for Answered {
     }
 }
 
-/// Two workers that store a table together, each on its own server, and the state of the servers.
+/// Two workers that store a table together, each on its own server, and the fault of the servers.
 struct Cluster {
     workers: Vec<(ParameterServers, RemoteVariable)>,
-    is_silent: Arc<AtomicBool>,
+    fault: Arc<Mutex<Fault>>,
     step: u64,
 }
 
 impl Cluster {
     fn new(rows: HotRows) -> Self {
-        let is_silent = Arc::new(AtomicBool::new(false));
+        let fault = Arc::new(Mutex::new(Fault::None));
         let tables = [(); 2].map(|()| Arc::new(Tables::new()));
         let worker = |number| {
             let channel = |server: usize| {
-                Arc::new(Flaky(LocalChannel::new(server, tables[server].clone()), is_silent.clone()))
+                Arc::new(Flaky(LocalChannel::new(server, tables[server].clone()), fault.clone()))
                     as Arc<dyn Channel>
             };
             let policy = TablePolicy { min_bytes: 0, partition: PartitionStrategy::Mod, all_weights: false };
@@ -94,7 +119,7 @@ impl Cluster {
             let hot = servers.hot_table("t", &tables, false).unwrap();
             (servers, RemoteVariable::new(tables, None).with_hot_rows(hot))
         };
-        Self { workers: (0..2).map(worker).collect(), is_silent, step: 0 }
+        Self { workers: (0..2).map(worker).collect(), fault, step: 0 }
     }
 
     /// Subtracts 1 from the given rows, as a step of both workers.
@@ -203,16 +228,32 @@ fn a_step_whose_hot_rows_cannot_be_read_is_made() {
         assert_eq!(cluster.look_up(&[0, 1, 3]), (vec![-1., 1., 6.], 0));
         // In the message of the gradient, and in one of its own.
         for rows in [&[0, 1][..], &[5]] {
-            cluster.is_silent.store(true, Ordering::Relaxed);
+            *lock(&cluster.fault) = Fault::Silent;
             let start = distribute_cluster::Stopwatch::start();
             cluster.step(rows);
             assert!(start.elapsed() < TIMEOUT.mul_f64(1.9), "{:?}", start.elapsed());
-            cluster.is_silent.store(false, Ordering::Relaxed);
+            *lock(&cluster.fault) = Fault::None;
             let first = if rows.len() == 2 { vec![-2., 0., 6.] } else { vec![-3., -1., 6.] };
             assert_eq!(cluster.look_up(&[0, 1, 3]), (first, 6), "{rows:?}");
             cluster.step(&[0, 1]);
             assert_eq!(cluster.look_up(&[0, 1, 3]).1, 0);
         }
+    });
+}
+
+/// A server that has lost its rules gets the gradients again. The reads that followed the refused gradients lack them.
+// INV-110
+#[test]
+fn hot_rows_that_were_read_before_a_repeated_gradient_are_not_used() {
+    watched(|| {
+        let mut cluster = Cluster::new(HotRows::named([("t", vec![0, 1, 3])]));
+        cluster.step(&[0, 1]);
+        *lock(&cluster.fault) = Fault::Forgetful;
+        cluster.step(&[0, 1]);
+        *lock(&cluster.fault) = Fault::None;
+        assert_eq!(cluster.look_up(&[0, 1, 3]), (vec![-2., 0., 6.], 6));
+        cluster.step(&[0, 1]);
+        assert_eq!(cluster.look_up(&[0, 1, 3]), (vec![-3., -1., 6.], 0));
     });
 }
 

@@ -9,7 +9,7 @@ pub const WINDOW: u64 = 16;
 /// The size in bytes of the id that a worker sends to request a row.
 const ID_BYTES: u64 = 8;
 
-/// The counts of the rows that a worker stores: in how many of the gradients of all workers each row was.
+/// The counts of the rows whose changes a worker sends: in how many of the gradients of all workers each row was.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RowCounts {
     rows: HashMap<i64, Count>,
@@ -46,14 +46,15 @@ impl RowCounts {
         }
     }
 
-    /// Returns the `most` rows with the greatest counts, in descending order, and halves all counts. Among equal
-    /// counts, smaller ids come first. Omits rows that are in too few gradients: a copy of `row_bytes` bytes, which
-    /// each worker receives in each step, must not take more bytes than the requests and responses that it replaces.
-    pub(super) fn choose(&mut self, most: usize, row_bytes: usize) -> Vec<Candidate> {
+    /// Returns the rows with the greatest counts, at most `limit`, in descending order, and halves all counts. Among
+    /// equal counts, smaller ids come first. Omits rows that are in too few gradients: a copy of `row_bytes` bytes,
+    /// which each worker receives in each step, must not take more bytes than the requests and responses that it
+    /// replaces.
+    pub(super) fn choose(&mut self, limit: usize, row_bytes: usize) -> Vec<Candidate> {
         let row = row_bytes as u64;
         let is_worth_it = |count: u32| u64::from(count) * (row + ID_BYTES) >= self.gradients * row;
         let all = self.rows.iter().map(|(id, count)| (*id, count.count));
-        let chosen = hottest(all.filter(|(_, count)| is_worth_it(*count)).collect(), most);
+        let chosen = hottest(all.filter(|(_, count)| is_worth_it(*count)).collect(), limit);
         self.gradients /= 2;
         self.rows.retain(|_, count| {
             count.count /= 2;
@@ -63,13 +64,13 @@ impl RowCounts {
     }
 }
 
-/// Returns the `most` candidates with the greatest counts, in descending order. Among equal counts, smaller ids come
-/// first. The result does not depend on the order of the candidates.
-pub(super) fn hottest(mut all: Vec<Candidate>, most: usize) -> Vec<Candidate> {
+/// Returns the candidates with the greatest counts, at most `limit`, in descending order. Among equal counts, smaller
+/// ids come first. The result does not depend on the order of the candidates.
+pub(super) fn hottest(mut all: Vec<Candidate>, limit: usize) -> Vec<Candidate> {
     let rank = |(id, count): &Candidate| (Reverse(*count), *id);
-    if most < all.len() {
-        all.select_nth_unstable_by_key(most, rank);
-        all.truncate(most);
+    if limit < all.len() {
+        all.select_nth_unstable_by_key(limit, rank);
+        all.truncate(limit);
     }
     all.sort_unstable_by_key(rank);
     all
@@ -118,11 +119,11 @@ mod tests {
                     parts[id as usize % shards].count([id]);
                 }
             }
-            for most in [0, 1, 3, 7, 100] {
-                let of_parts = parts.iter().flat_map(|part| part.clone().choose(most, 24)).collect();
-                let expected = complete.clone().choose(most, 24);
-                assert_eq!(hottest(of_parts, most), expected, "{shards} shards");
-                assert!(expected.len() <= most && (most == 0 || !expected.is_empty()));
+            for limit in [0, 1, 3, 7, 100] {
+                let of_parts = parts.iter().flat_map(|part| part.clone().choose(limit, 24)).collect();
+                let expected = complete.clone().choose(limit, 24);
+                assert_eq!(hottest(of_parts, limit), expected, "{shards} shards");
+                assert!(expected.len() <= limit && (limit == 0 || !expected.is_empty()));
             }
         }
     }

@@ -56,14 +56,14 @@ pub struct HotCopies {
 #[derive(Clone, Debug)]
 enum Choice {
     Named,
-    /// The maximum number of rows, and the counts of the rows that this process stores.
+    /// The maximum number of rows, and the counts of the rows whose changes this process sends.
     Measured(usize, RowCounts),
 }
 
 impl HotCopies {
-    /// Creates copies of the rows that are used most, at most `most`.
-    pub fn measured(most: usize, layout: RowLayout) -> Self {
-        Self::new(Choice::Measured(most, RowCounts::default()), most, layout)
+    /// Creates copies of the rows that are in most gradients, at most `limit` of the table.
+    pub fn measured(limit: usize, layout: RowLayout) -> Self {
+        Self::new(Choice::Measured(limit, RowCounts::default()), limit, layout)
     }
 
     /// Creates copies of the given rows.
@@ -73,9 +73,9 @@ impl HotCopies {
         hot
     }
 
-    fn new(choice: Choice, most: usize, layout: RowLayout) -> Self {
+    fn new(choice: Choice, limit: usize, layout: RowLayout) -> Self {
         let layout = RowLayout { bytes: layout.bytes.max(1), ..layout };
-        let copies = CachedRows::exact(most, layout.bytes);
+        let copies = CachedRows::exact(limit, layout.bytes);
         let mut hot = Self { choice, layout, ids: Vec::new(), digest: 0, copies, changes: 0 };
         hot.set_ids(Vec::new());
         hot
@@ -94,17 +94,12 @@ impl HotCopies {
         &self.ids
     }
 
-    /// Returns the layout of a row.
-    pub fn layout(&self) -> RowLayout {
-        self.layout
-    }
-
     /// Returns `true` if the rows of gradients must be [counted](Self::count).
     pub fn is_measured(&self) -> bool {
         matches!(self.choice, Choice::Measured(..))
     }
 
-    /// Counts the rows in the gradient of one worker, of those that this process stores. Call this once for each worker
+    /// Counts the rows in the gradient of one worker whose changes this process sends. Call this once for each worker
     /// and step.
     pub fn count(&mut self, ids: impl IntoIterator<Item = i64>) {
         if let Choice::Measured(_, counts) = &mut self.choice {
@@ -118,11 +113,12 @@ impl HotCopies {
         self.changes += 1;
     }
 
-    /// Returns the report of this process about the change number `step`. `own` are the hot rows that this process
-    /// stores, in ascending order. `rows` contains their values after the change; `None` if they could not be read.
+    /// Returns the report of this process about the change number `step`. `own` contains the hot rows whose changes this
+    /// process sends, in ascending order. `rows` contains their values after the change; `None` if they could not be
+    /// read.
     pub fn report(&mut self, step: u64, own: &[i64], rows: Option<&[u8]>) -> HotReport {
         let candidates = match &mut self.choice {
-            Choice::Measured(most, counts) if is_boundary(step) => counts.choose(*most, self.layout.bytes),
+            Choice::Measured(limit, counts) if is_boundary(step) => counts.choose(*limit, self.layout.bytes),
             _ => Vec::new(),
         };
         let rows = rows.filter(|rows| !own.is_empty() && rows.len() == own.len() * self.layout.bytes);
@@ -138,8 +134,8 @@ impl HotCopies {
         HotReport { rows, candidates }
     }
 
-    /// Ends the change number `step`, which all workers have made. `reports` are those of all workers, and `worker`
-    /// returns the worker that stores a row.
+    /// Ends the change number `step`, which all workers have made. `reports` contains the reports of all workers, in the
+    /// order of ranks. `worker` returns the rank of the worker that sends the changes of a row.
     pub fn end_change(&mut self, step: u64, worker: impl Fn(i64) -> usize, reports: &[HotReport]) {
         let mut own: Vec<Vec<i64>> = vec![Vec::new(); reports.len()];
         for id in &self.ids {
@@ -148,11 +144,11 @@ impl HotCopies {
         for (ids, report) in own.iter().zip(reports) {
             self.apply(ids, report);
         }
-        if let Choice::Measured(most, _) = &self.choice
+        if let Choice::Measured(limit, _) = &self.choice
             && is_boundary(step)
         {
             let all = reports.iter().flat_map(|report| report.candidates.iter().copied()).collect();
-            let chosen = hottest(all, *most).into_iter().map(|(id, _)| id).collect();
+            let chosen = hottest(all, *limit).into_iter().map(|(id, _)| id).collect();
             self.set_ids(chosen);
         }
     }

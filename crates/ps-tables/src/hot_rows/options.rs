@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 ///
 /// ```
 /// use distribute_ps_tables::HotRows;
-/// let most = HotRows::measured(1000); // of each table
+/// let measured = HotRows::measured(1000); // of each table
 /// let named = HotRows::named([("words.weight", vec![0, 1, 2])]);
-/// assert_ne!(most, named);
+/// assert_ne!(measured, named);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HotRows(Choice);
@@ -21,13 +21,15 @@ enum Choice {
 }
 
 impl HotRows {
-    /// Copies the rows of each table that are used most, at most `rows` of the table as a whole.
+    /// Copies the rows of each table that are in most gradients: at most `rows` of a table, whatever its number of
+    /// shards.
     ///
-    /// The workers count in how many gradients each row is. A row counts once in each step for each worker; the last 16
-    /// steps count in full, those before them half, and so on. After every 16th step, the rows with the greatest counts
-    /// are chosen again; among equal counts, those with smaller ids. Rows that are in too few gradients are not copied:
-    /// a row of `b` bytes must be in at least `b / (b + 8)` of them, because a copy then takes no more bytes than
-    /// requests and their responses.
+    /// The workers count in how many gradients each row is. A row counts once in each step for each worker. The last 16
+    /// steps count in full, the 16 before them half, and so on. After every 16th step, the rows with the greatest
+    /// counts are chosen; among equal counts, those with smaller ids. Rows that are in too few gradients are not
+    /// copied: a row of `b` bytes must be in at least `b / (b + 8)` of them, because a copy then takes no more bytes
+    /// than the requests and their responses. `b` is the size in the dtype of the table, also if rows are stored in
+    /// bf16.
     pub fn measured(rows: usize) -> Self {
         Self(Choice::Measured(rows))
     }
@@ -56,7 +58,7 @@ impl HotRows {
         }
     }
 
-    /// Creates the copies of a table, without rows; `None` if no row of the table is copied.
+    /// Creates the copies of a table, which have no values yet; `None` if no row of the table is copied.
     pub fn copies(&self, table: &str, layout: RowLayout) -> Option<HotCopies> {
         match &self.0 {
             Choice::Measured(rows) => (*rows > 0).then(|| HotCopies::measured(*rows, layout)),
@@ -74,7 +76,7 @@ impl HotRows {
 pub struct HotRowUsage {
     /// The number of rows that were read from a copy.
     pub hits: u64,
-    /// The number of rows that were not, in tables with hot rows.
+    /// The number of other rows that were looked up, in tables with hot rows.
     pub misses: u64,
     /// The number of values that this process has sent for the copies of others. A value that is sent to several
     /// workers counts for each.

@@ -1,11 +1,11 @@
-//! The message of a worker about the hot rows that it stores, which it sends with its result of a step.
+//! The message of a worker about the hot rows whose changes it sends. It is part of the result of a step.
 
 use super::counts::Candidate;
 
-/// The report of a worker about the hot rows that it stores.
+/// The report of a worker about the hot rows whose changes it sends: its own hot rows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HotReport {
-    /// The rows; `None` if the worker stores no hot row, or could not read the rows that it stores.
+    /// The rows; `None` if the worker has no hot row of its own, or could not read them.
     pub(super) rows: Option<ReportedRows>,
     /// The rows that the worker proposes, if hot rows are chosen after this step.
     pub(super) candidates: Vec<Candidate>,
@@ -16,7 +16,7 @@ pub struct HotReport {
 pub(super) struct ReportedRows {
     /// The digest of the ids of all hot rows. The report is used only by workers with the same rows.
     pub digest: u64,
-    /// Whether each row has changed. The rows are those that the worker stores, in ascending order.
+    /// Whether each of the worker's own rows has changed, in ascending order of ids.
     pub changed: Vec<bool>,
     /// The bytes of the rows that have changed.
     pub bytes: Vec<u8>,

@@ -179,7 +179,7 @@ fn the_rows_with_the_greatest_counts_are_hot_on_all_workers() {
     assert!(cluster.workers.iter().all(|worker| *worker.ids() == [1, 4, 8]));
 }
 
-/// A worker that is lost leaves the reports of the others: the rows of the lost one are requested.
+/// A worker that has missed a choice has other hot rows than the sender, so their positions in the report differ.
 #[test]
 fn a_report_of_other_hot_rows_is_not_used() {
     let mut workers = [HotCopies::named(&[1, 2], LAYOUT), HotCopies::named(&[1, 3], LAYOUT)];
