@@ -1,6 +1,6 @@
 //! A report in Prometheus' text format.
 
-use crate::{Prefetch, Report, RowCache, StepTimes};
+use crate::{HotRows, Prefetch, Report, RowCache, StepTimes};
 use std::fmt::{self, Write};
 
 /// The content type of the response to a scrape.
@@ -148,6 +148,17 @@ pub fn exposition(report: &Report) -> String {
         let help = "Rows that this process has looked up, by whether they were requested before their step.";
         out.each("distribute_prefetch_rows_total", "counter", help, rows);
     }
+    if let Some(HotRows { hits, misses, sent_rows, sent_bytes, rows }) = report.hot_rows {
+        let read = [([("from", "copies")], hits as f64), ([("from", "tables")], misses as f64)];
+        let help =
+            "Rows that this process has looked up in tables with hot rows: from its copies, and others.";
+        out.each("distribute_hot_row_reads_total", "counter", help, read);
+        let help = "Values that this process has sent for the copies of other workers.";
+        out.one("distribute_hot_row_sent_rows_total", "counter", help, sent_rows as f64);
+        let help = "Bytes that this process has sent about hot rows to other workers.";
+        out.one("distribute_hot_row_sent_bytes_total", "counter", help, sent_bytes as f64);
+        out.one("distribute_hot_rows", "gauge", "Copies of hot rows that this process has now.", rows as f64);
+    }
     out.0
 }
 
@@ -242,6 +253,11 @@ mod tests {
             "distribute_shard_bytes_read_total{server=\"ps 0\",shard=\"words/part_0\"} 2240",
             "distribute_prefetch_rows_total{requested=\"early\"} 60",
             "distribute_prefetch_rows_total{requested=\"late\"} 20",
+            "distribute_hot_row_reads_total{from=\"copies\"} 45",
+            "distribute_hot_row_reads_total{from=\"tables\"} 5",
+            "distribute_hot_row_sent_rows_total 6",
+            "distribute_hot_row_sent_bytes_total 3145728",
+            "distribute_hot_rows 9",
         ] {
             assert!(text.lines().any(|it| it == line), "{line}\nis not in\n{text}");
         }

@@ -42,6 +42,9 @@ pub struct Report {
     /// The usage of prefetched rows in this process, if it prefetches rows.
     #[serde(default)]
     pub prefetch: Option<Prefetch>,
+    /// The usage of this process's copies of hot rows, if it has looked up rows of tables with hot rows.
+    #[serde(default)]
+    pub hot_rows: Option<HotRows>,
     /// The samples of the job, oldest first.
     pub history: Vec<Sample>,
 }
@@ -263,8 +266,7 @@ pub struct RowCache {
 impl RowCache {
     /// Returns the share of rows that were read from a cache, between 0 and 1. It is 0 if no row was read.
     pub fn hit_share(&self) -> f64 {
-        let all = self.hits as f64 + self.misses as f64;
-        if all > 0. { self.hits as f64 / all } else { 0. }
+        share(self.hits, self.misses)
     }
 }
 
@@ -280,9 +282,36 @@ pub struct Prefetch {
 impl Prefetch {
     /// Returns the share of looked up rows that were prefetched, between 0 and 1. It is 0 if no row was looked up.
     pub fn share(&self) -> f64 {
-        let all = self.prefetched as f64 + self.late as f64;
-        if all > 0. { self.prefetched as f64 / all } else { 0. }
+        share(self.prefetched, self.late)
     }
+}
+
+/// The usage of the copies that a process has of hot rows, since their creation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct HotRows {
+    /// The number of rows that were read from a copy.
+    pub hits: u64,
+    /// The number of other rows that were looked up, in tables with hot rows.
+    pub misses: u64,
+    /// The number of values that this process has sent for the copies of others.
+    pub sent_rows: u64,
+    /// The size in bytes of what this process has sent about hot rows to all others.
+    pub sent_bytes: u64,
+    /// The number of copies that this process has now.
+    pub rows: u64,
+}
+
+impl HotRows {
+    /// Returns the share of rows that were read from a copy, between 0 and 1. It is 0 if no row was looked up.
+    pub fn hit_share(&self) -> f64 {
+        share(self.hits, self.misses)
+    }
+}
+
+/// Returns the share of `some` in `some` and `others` together. It is 0 if both are 0.
+fn share(some: u64, others: u64) -> f64 {
+    let all = some as f64 + others as f64;
+    if all > 0. { some as f64 / all } else { 0. }
 }
 
 #[cfg(test)]
@@ -356,6 +385,7 @@ pub(crate) mod tests {
             servers: vec![server("ps 0"), server("ps 1")],
             row_cache: Some(RowCache { hits: 30, misses: 70, saved_bytes: 960, max_age: 4, rows: 25 }),
             prefetch: Some(Prefetch { prefetched: 60, late: 20 }),
+            hot_rows: Some(HotRows { hits: 45, misses: 5, sent_rows: 6, sent_bytes: 3 << 20, rows: 9 }),
             history: vec![Sample {
                 seconds: 60.,
                 steps: 120,

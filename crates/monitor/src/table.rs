@@ -130,6 +130,15 @@ pub fn table(report: &Report) -> Vec<String> {
         lines.push(String::new());
         lines.push(format!("prefetched rows: {share:.0} % of {all} requested before their step"));
     }
+    if let Some(hot) = &report.hot_rows {
+        let (share, mib) = (100. * hot.hit_share(), hot.sent_bytes as f64 / f64::from(1 << 20));
+        lines.push(String::new());
+        lines.push(format!(
+            "hot rows: {} copied; {share:.0} % of {} read from copies, {mib:.1} MiB sent for copies of others",
+            hot.rows,
+            plural((hot.hits + hot.misses) as usize, "row"),
+        ));
+    }
     lines.into_iter().map(|line| plain(&line).into_owned()).collect()
 }
 
@@ -231,6 +240,7 @@ mod tests {
             "words/part_1  ps 1    70         50 %   2240",
             "cache of rows: 25 rows cached; 30 % of 100 rows read from it, 0.0 MiB not fetched, at most 4 steps old",
             "prefetched rows: 75 % of 80 rows requested before their step",
+            "hot rows: 9 copied; 90 % of 50 rows read from copies, 3.0 MiB sent for copies of others",
         ] {
             assert!(text.contains(part), "{part:?} is not in\n{text}");
         }

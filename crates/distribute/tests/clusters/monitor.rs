@@ -4,8 +4,9 @@ use candle_core::{Device, Module, Tensor};
 use candle_nn::Init;
 use distribute::cluster::Deadline;
 use distribute::monitor::{Monitor, Report};
-use distribute::parameter_server::{FixedShardsPartitioner, RowCacheOptions, RowReads};
+use distribute::parameter_server::{FixedShardsPartitioner, HotRows, RowCacheOptions, RowReads};
 use distribute::remote::WorkerContext;
+use distribute::strategy::{Links, TableHosts, TableOptions};
 use distribute::{ClusterCoordinator, Error, LocalCluster, prelude::*};
 use distribute_testing::watched;
 use std::io::{Read, Write};
@@ -246,6 +247,39 @@ fn the_use_of_cached_rows_is_shown() {
         let all = (shown.hits, shown.misses, shown.saved_bytes, shown.max_age, shown.rows);
         assert_eq!(all, (3, 3, 3 * 4 * 4, 0, 3));
         assert!(get(&monitor, "/metrics").contains("distribute_row_cache_saved_bytes_total 48\n"));
+    });
+}
+
+// INV-110
+#[test]
+fn the_use_of_hot_rows_is_shown() {
+    watched(|| {
+        let hot_rows = Some(HotRows::named([("weight", [2, 7])]));
+        let tables = TableOptions { min_bytes: 0, hot_rows, ..TableHosts::Workers.into() };
+        let builder = MultiWorkerMirroredStrategy::builder().tables(tables);
+        let train = |strategy: &Strategy| {
+            let monitor = monitor(strategy);
+            let words = strategy.replicate(|vb| distribute::nn::embedding(50, 4, vb))?;
+            let optimizer = Sgd::new(&words.variables, 0.1)?;
+            let ids = Tensor::new(&[7u32, 2, 9], &Device::Cpu)?;
+            for _ in 0..3 {
+                strategy.run(&words, |ctx, words: &distribute::nn::Embedding| {
+                    optimizer.minimize(ctx, words.forward(&ids)?.sqr()?.mean_all()?, 3)
+                })?;
+            }
+            if !strategy.world().is_chief() {
+                return Ok(());
+            }
+            // All rows of the first step, and row 9 of the others.
+            let all_steps = |report: &Report| report.hot_rows.is_some_and(|hot| hot.misses == 5);
+            let shown = until(&monitor, all_steps).hot_rows.unwrap();
+            // Worker 1 sends row 7.
+            assert_eq!((shown.hits, shown.rows, shown.sent_rows), (4, 2, 3));
+            assert!(shown.sent_bytes > 3 * 4 * 4, "{shown:?}");
+            assert!(get(&monitor, "/metrics").contains("distribute_hot_row_sent_rows_total 3\n"));
+            distribute::Ok(())
+        };
+        builder.on_threads(Links::Memory, 2, train).unwrap();
     });
 }
 

@@ -8,12 +8,12 @@ use distribute_core::Strategy;
 use distribute_core::internal::WeakStrategy;
 use distribute_core::strategy::WorkerTimes;
 use distribute_monitor::{
-    Activity, Coordinator, ParameterServer, Prefetch, Progress, Replica, Report, RowCache, Shard, Source,
-    StepTimes, Straggler, Worker, World,
+    Activity, Coordinator, HotRows, ParameterServer, Prefetch, Progress, Replica, Report, RowCache, Shard,
+    Source, StepTimes, Straggler, Worker, World,
 };
 use distribute_parameter_server::ClusterCoordinator;
 use distribute_parameter_server::internal::Scheduler;
-use distribute_ps_client::{ParameterServers, RowCacheUsage};
+use distribute_ps_client::{HotRowUsage, ParameterServers, RowCacheUsage};
 use distribute_ps_tables::{Copies, PrefetchUsage, RowReads};
 use distribute_trace::internal::Watch;
 use std::collections::BTreeMap;
@@ -127,6 +127,7 @@ impl Source for Job {
         let servers = strategy.extended().parameter_servers();
         let row_cache = servers.and_then(|servers| row_cache(servers));
         let prefetch = servers.and_then(|servers| prefetch(servers));
+        let hot_rows = servers.and_then(|servers| hot_rows(servers));
         let servers = servers.map(|servers| server_reports(servers));
         let step_stats = strategy.step_stats();
         let (examples, loss) = (step_stats.examples(), step_stats.loss());
@@ -154,6 +155,7 @@ impl Source for Job {
             servers: servers.unwrap_or_default(),
             row_cache,
             prefetch,
+            hot_rows,
             ..Report::default()
         };
         self.last = report.clone();
@@ -213,6 +215,12 @@ fn row_cache(servers: &ParameterServers) -> Option<RowCache> {
 fn prefetch(servers: &ParameterServers) -> Option<Prefetch> {
     let PrefetchUsage { prefetched, late, .. } = servers.prefetch_usage();
     (prefetched > 0 || late > 0).then_some(Prefetch { prefetched, late })
+}
+
+/// Returns a report on the copies of hot rows, if this process has looked up rows of tables with hot rows.
+fn hot_rows(servers: &ParameterServers) -> Option<HotRows> {
+    let HotRowUsage { hits, misses, sent_rows, sent_bytes, rows, .. } = servers.hot_row_usage();
+    (hits > 0 || misses > 0).then_some(HotRows { hits, misses, sent_rows, sent_bytes, rows })
 }
 
 /// Returns a report on the contents of each server. Waits for the servers' own figures for at most [`USAGE_TIMEOUT`].
