@@ -13,7 +13,7 @@ use candle_core::{Device, Module, Tensor};
 use clap::Parser;
 use distribute::nn::{embedding, prefetch_rows};
 use distribute::optimizer::Adagrad;
-use distribute::parameter_server::{HotRowUsage, HotRows, RowReads};
+use distribute::parameter_server::{HotRowUsage, HotRows, PartitionStrategy, RowReads};
 use distribute::strategy::{Links, TableHosts, TableOptions};
 use distribute::{Error, prelude::*};
 use serde_json::json;
@@ -39,12 +39,15 @@ struct Options {
     /// The number of ids of a replica in each step
     #[arg(long, default_value_t = 4096)]
     batch: usize,
-    /// The exponent of Zipf's law: the id k is in proportion to 1 / (k + 1)^x
+    /// The exponent x of Zipf's law: the frequency of id k is in proportion to 1 / (k + 1)^x
     #[arg(long, default_value_t = 1.)]
     exponent: f64,
     /// The maximum number of hot rows
     #[arg(long, default_value_t = 1000)]
     hot: usize,
+    /// Store a contiguous range of rows on each worker, so that the most frequent ids are on the first one
+    #[arg(long)]
+    contiguous: bool,
     /// Request the rows of the next step while a step ends
     #[arg(long)]
     prefetch: bool,
@@ -104,7 +107,8 @@ fn main() -> distribute::Result<()> {
 }
 
 fn train(options: &Options, hot_rows: Option<HotRows>) -> distribute::Result<Trained> {
-    let tables = TableOptions { min_bytes: 0, hot_rows, ..TableHosts::Workers.into() };
+    let partition = if options.contiguous { PartitionStrategy::Div } else { PartitionStrategy::Mod };
+    let tables = TableOptions { min_bytes: 0, partition, hot_rows, ..TableHosts::Workers.into() };
     let builder = MultiWorkerMirroredStrategy::builder().replicas(options.replicas).tables(tables);
     let all = builder.on_threads(Links::Tcp, options.workers, |strategy| on_worker(strategy, options))?;
     all.into_iter().next().ok_or_else(|| Error::other("there is no worker"))

@@ -28,8 +28,8 @@ impl RowOwners {
 
     /// Counts the rows that this worker owns in the gradients of the replicas of one worker, so that the hottest rows
     /// are known. Call this once for each worker and step.
-    pub(crate) fn count<'r>(&self, rows: impl IntoIterator<Item = &'r usize>) {
-        self.table.count_rows(rows);
+    pub(crate) fn count<'r>(&self, replicas: impl IntoIterator<Item = &'r [usize]>) {
+        self.table.count_rows(replicas);
     }
 
     /// Splits rows by their owner. The rows of each owner are in ascending order.

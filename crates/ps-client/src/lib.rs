@@ -26,7 +26,7 @@
 //! | `shutdown` | stopping servers after training |
 //! | `row_cache` | the cache of rows that this process has read |
 //! | `row_format` | the form in which the values of tables are stored |
-//! | `hot_rows` | the hottest rows, of which each worker has a copy |
+//! | `hot_rows`, `hot_step` | the hottest rows, of which each worker has a copy: those of one variable, and their reports in a step |
 //! | `prefetched`, `prefetch` | rows that are requested before the step that looks them up: of one variable, and of all |
 //! | `cache` | the values that candle computes with, and the requests that refresh them |
 //! | `session` | decides when values are fetched: between steps, never while a step computes |
@@ -42,6 +42,7 @@ mod closure_sequence;
 mod connect;
 mod dynamic;
 mod hot_rows;
+mod hot_step;
 mod layout;
 mod local_cluster;
 mod lock_step;

@@ -25,11 +25,6 @@ impl LockStep {
         self.workers
     }
 
-    /// Returns `true` if this process is the worker with the given rank.
-    pub(crate) fn is_worker(self, worker: usize) -> bool {
-        self.worker == worker
-    }
-
     /// Returns the worker that sends the changes of the tables on a server.
     pub fn sender(self, server: usize) -> usize {
         server % self.workers
@@ -37,7 +32,7 @@ impl LockStep {
 
     /// Returns `true` if this worker sends the changes of the tables on a server.
     pub(crate) fn is_sender(self, server: usize) -> bool {
-        self.is_worker(self.sender(server))
+        self.sender(server) == self.worker
     }
 
     /// Returns `true` if this worker sends a request to a server. Every worker sends its own reads. Every worker also

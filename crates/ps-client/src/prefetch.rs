@@ -202,7 +202,7 @@ mod tests {
             add(variable, 100.);
             Ok(vec![pushed?])
         };
-        servers.session().push_in_lock_step("step", (1, &[]), Ok(Vec::new()), agree).unwrap();
+        servers.session().push_in_lock_step("step", &[], Ok(Vec::new()), agree).unwrap();
     }
 
     // INV-102

@@ -8,7 +8,6 @@ use distribute_base::internal::lock;
 use distribute_base::{Error, Result};
 use distribute_cluster::{Deadline, Stopwatch};
 use distribute_ps_tables::{Prefetch, PrefetchLookup, PrefetchRequest, PrefetchUsage};
-use distribute_tensor::HostTensor;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -170,18 +169,17 @@ impl FoundRows {
             Ok(prefetched) => prefetched,
             Err(error) => return Ok(Err(error)),
         };
-        let place = |place: &usize| prefetched.places.get(*place).copied();
-        let found: Option<Vec<usize>> = self.lookup.places.iter().flatten().map(place).collect();
-        let Some(found) = found else { return Ok(Err(Arc::new(no_rows(operation)))) };
-        let Some(late) = late else {
-            return Ok(Ok(UniqueRows { rows: prefetched.rows.clone(), places: found }));
+        let place = |place: &Option<usize>| match place {
+            Some(place) => prefetched.places.get(*place).copied().map(Some),
+            None => Some(None),
         };
-        // The rows of this lookup are copied, and no others.
-        let rows = HostTensor::take_rows_of(&[(&prefetched.rows, &found), (&late.rows, &late.places)])?;
-        let (mut found, mut late) = (0..found.len(), found.len()..);
-        let next = |place: &Option<usize>| if place.is_some() { found.next() } else { late.next() };
-        let places = self.lookup.places.iter().filter_map(next).collect();
-        Ok(Ok(UniqueRows { rows, places }))
+        let places: Option<Vec<Option<usize>>> = self.lookup.places.iter().map(place).collect();
+        let Some(places) = places else { return Ok(Err(Arc::new(no_rows(operation)))) };
+        let Some(late) = late else {
+            let places = places.into_iter().flatten().collect();
+            return Ok(Ok(UniqueRows { rows: prefetched.rows.clone(), places }));
+        };
+        UniqueRows::merge(&prefetched.rows, &places, &late).map(Ok)
     }
 }
 

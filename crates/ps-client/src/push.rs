@@ -3,7 +3,7 @@
 
 use super::cache::{Fetch, fetch_all};
 use super::channels::{Answer, Channels, PendingReplies, ServerRequest, failed};
-use super::hot_rows::HotStep;
+use super::hot_step::HotStep;
 use super::sharded::as_ids;
 use super::variable::id_of_row;
 use super::{RemoteVariable, Session};
@@ -44,6 +44,11 @@ impl<'a> PushRequests<'a> {
         };
         let requests = tables.shards().iter().enumerate().map(one).collect::<Result<_>>()?;
         Ok(Self { variable, rule, requests })
+    }
+
+    /// Returns `true` if there is a request that changes the tables of a variable on a server.
+    fn changes(&self, variable: &RemoteVariable, server: usize) -> bool {
+        std::ptr::eq(self.variable, variable) && self.requests.iter().any(|request| request.server == server)
     }
 
     /// Creates the requests for a gradient of some rows. `gradient` returns the gradients of the elements of `rows` at
@@ -140,28 +145,31 @@ impl Session {
     /// worker's result, and must return an error on all workers if any of them has failed. Then fetches the values that
     /// have changed; if that fails, the next step fetches them. No thread may be computing with the values.
     ///
-    /// `step` is the number of the step, and `variables` are those that it may change. With their hot rows, `agree`
-    /// sends the bytes that it gets to all workers, and returns those of all, in the order of ranks. If the hot rows
-    /// cannot be read, the step is made nevertheless, and workers request the rows when they look them up.
+    /// `variables` are those that the step may change. With their hot rows, `agree` sends the bytes that it gets to all
+    /// workers, and returns those of all, in the order of ranks. If the hot rows cannot be read, the step is made
+    /// nevertheless, and workers request the rows when they look them up.
     ///
     /// # Errors
     /// Returns the error of `agree`. Some servers may have applied their gradients.
     pub fn push_in_lock_step<B: AsRef<[u8]>>(
         &self,
         operation: &'static str,
-        (step, variables): (u64, &[&RemoteVariable]),
+        variables: &[&RemoteVariable],
         gradients: Result<Vec<PushRequests<'_>>>,
         agree: impl FnOnce(Result<Vec<u8>>) -> Result<Vec<B>>,
     ) -> Result<()> {
         let _servers = tracing::trace_span!("servers").entered();
-        let hot = self.lock_step().map(|lock_step| HotStep::begin(step, lock_step, variables));
+        let hot = self.lock_step().map(|lock_step| HotStep::begin(lock_step, variables));
         let push = || {
             let gradients = gradients?;
             self.require_fetched()?;
             let rules = gradients.iter().map(|gradient| (gradient.variable, gradient.rule.clone()));
             self.set_rules(operation, rules)?;
+            let is_changed =
+                |variable: &RemoteVariable, server| gradients.iter().any(|all| all.changes(variable, server));
             // The deadline of the gradients is that of the reads.
-            let (reads, requests) = hot.as_ref().map(|hot| hot.reads(operation)).unwrap_or_default();
+            let read = |hot: &HotStep<'_>| hot.reads(operation, is_changed);
+            let (reads, requests) = hot.as_ref().map(read).unwrap_or_default();
             let pushed = InFlightPush::start(&self.channels, gradients, requests).wait(operation)?;
             Ok(hot.as_ref().map(|hot| hot.report(operation, reads, pushed.reads)).unwrap_or_default())
         };

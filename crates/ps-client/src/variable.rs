@@ -27,6 +27,8 @@ pub struct RemoteVariable {
     hot_rows: Option<Arc<HotTable>>,
     /// The rows that this process requests before the step that looks them up.
     pub(crate) prefetched: PrefetchedRows,
+    /// The variables on whose tables this one is, if it combines several.
+    parts: Vec<Arc<RemoteVariable>>,
     /// Whether a restore of the values has begun and has not succeeded.
     incomplete: AtomicBool,
 }
@@ -75,8 +77,8 @@ impl RemoteVariable {
     }
 
     fn with_addressing(addressing: RowAddressing) -> Self {
-        let (rule, row_cache, hot_rows, prefetched, incomplete) = Default::default();
-        Self { addressing, rule, row_cache, hot_rows, prefetched, incomplete }
+        let (rule, row_cache, hot_rows, prefetched, parts, incomplete) = Default::default();
+        Self { addressing, rule, row_cache, hot_rows, prefetched, parts, incomplete }
     }
 
     /// Calls `restore`, which sets all values. Until a restore has succeeded, the variable is
@@ -106,17 +108,28 @@ impl RemoteVariable {
         Self { hot_rows, ..self }
     }
 
+    /// Returns `true` if all replicas of this process request a row together, because it is cached or prefetched.
+    pub(crate) fn shares_requests(&self) -> bool {
+        self.row_cache.is_some() || self.prefetched.is_used()
+    }
+
     /// Returns the hot rows, of which each worker has a copy, if there can be any.
     pub(crate) fn hot_rows(&self) -> Option<&Arc<HotTable>> {
         self.hot_rows.as_ref()
     }
 
-    /// Removes all cached and prefetched rows and copies of hot rows, because the variable is written outside the steps
-    /// of an optimizer.
+    /// Sets the variables that this one combines: a write to it changes them.
+    pub fn with_parts(self, parts: Vec<Arc<RemoteVariable>>) -> Self {
+        Self { parts, ..self }
+    }
+
+    /// Removes all cached and prefetched rows and copies of hot rows, also those of the variables that this one
+    /// combines, because the variable is written outside the steps of an optimizer.
     pub fn invalidate_rows(&self) {
         self.prefetched.discard();
         self.hot_rows.iter().for_each(|hot| hot.invalidate());
         self.row_cache.iter().for_each(|cache| cache.invalidate());
+        self.parts.iter().for_each(|part| part.invalidate_rows());
     }
 
     /// Forgets the rule that this process has set, so that the rule is sent again when it is needed.
@@ -201,7 +214,8 @@ impl RemoteVariable {
     /// - [`Error::InvalidArgument`]: the variable is a scalar.
     pub fn row_read(&self, operation: &'static str, ids: &[i64], is_running: bool) -> Result<RowRead<'_>> {
         let cache = self.row_cache.as_ref();
-        if !is_running || (cache.is_none() && self.hot_rows.is_none() && !self.prefetched.is_used()) {
+        let is_stored = || cache.is_some() || self.prefetched.is_used() || self.copied().is_some();
+        if !is_running || !is_stored() {
             return self.read_of_tables(operation, ids);
         }
         let unique = UniqueIds::new(ids);
@@ -218,15 +232,20 @@ impl RemoteVariable {
         }))
     }
 
+    /// Returns the hot rows, if this process has a copy of any.
+    fn copied(&self) -> Option<&Arc<HotTable>> {
+        self.hot_rows.as_ref().filter(|hot| hot.has_copies())
+    }
+
     /// Prepares a read of the rows of distinct ids, without those of which this process has a copy.
     fn read_or_copied(&self, operation: &'static str, ids: &[i64]) -> Result<RowRead<'_>> {
-        let found = self.hot_rows.as_ref().and_then(|hot| Some((hot, hot.look_up(ids)?)));
+        let found = self.copied().and_then(|hot| Some((hot, hot.look_up(ids)?)));
         let Some((hot, lookup)) = found else { return self.read_or_prefetched(operation, ids) };
         if lookup.missing.is_empty() {
-            return Ok(RowRead::new(self.tables().channels(), Vec::new(), move |_| hot.join(lookup, None)));
+            return Ok(RowRead::new(self.tables().channels(), Vec::new(), move |_| hot.join(&lookup, None)));
         }
         let read = self.read_or_prefetched(operation, &lookup.missing)?;
-        Ok(read.then(move |fetched| hot.join(lookup, Some(&fetched.in_order()?))))
+        Ok(read.then(move |requested| hot.join(&lookup, Some(&requested))))
     }
 
     /// Prepares a read of the rows of distinct ids. Prefetched rows are requested again only if they could not be

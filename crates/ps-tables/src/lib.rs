@@ -91,7 +91,7 @@ pub use dynamic::DynamicTable;
 pub use dynamic::{DynamicOptions, DynamicState, Eviction, PushResult, WaitingCounts};
 pub use error::{Error, Result};
 pub use halves::Halves;
-pub use hot_rows::{HotCopies, HotReport, HotRowUsage, HotRows, RowLayout};
+pub use hot_rows::{HotCopies, HotLookup, HotReport, HotRowUsage, HotRows, RowLayout};
 pub use initializer::Initializer;
 pub use layout::{Layout, LayoutDecision, ServerState, decide_layout};
 pub use partition::{

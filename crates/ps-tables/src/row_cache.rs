@@ -150,17 +150,8 @@ impl CachedRows {
     /// Creates a cache for rows of `row_bytes` bytes; `None` if no row fits.
     pub fn new(options: RowCacheOptions, row_bytes: usize) -> Option<Self> {
         let capacity = options.bytes.checked_div(row_bytes).filter(|rows| *rows > 0)?;
-        Some(Self::with_capacity(capacity, options.staleness, row_bytes))
-    }
-
-    /// Creates a cache without stale rows, for at most `capacity` rows of `row_bytes` bytes.
-    pub(crate) fn exact(capacity: usize, row_bytes: usize) -> Self {
-        Self::with_capacity(capacity, 0, row_bytes)
-    }
-
-    fn with_capacity(capacity: usize, staleness: u64, row_bytes: usize) -> Self {
-        Self {
-            staleness,
+        Some(Self {
+            staleness: options.staleness,
             capacity,
             row_bytes,
             index: HashMap::new(),
@@ -169,7 +160,7 @@ impl CachedRows {
             epoch: 0,
             step: 0,
             usage: RowCacheUsage::default(),
-        }
+        })
     }
 
     /// Looks up ids, each of which must occur once, at the time `now`.
@@ -182,7 +173,7 @@ impl CachedRows {
         let mut places = Vec::with_capacity(ids.len());
         for id in ids {
             let at = self.index.get(id).copied();
-            let age = at.and_then(|at| now.checked_sub(self.entries.get(at)?.fetched));
+            let age = at.and_then(|at| Some(now - self.entries.get(at)?.fetched));
             match at.zip(age.filter(|age| *age <= self.staleness)) {
                 Some((at, age)) => {
                     self.entries[at].uses = self.entries[at].uses.saturating_add(1);
@@ -211,8 +202,7 @@ impl CachedRows {
     /// Returns whether a lookup at the time `now` would find the row of an id, provided that no row is removed before.
     pub fn has(&self, id: i64, now: u64) -> bool {
         let at = self.index.get(&id);
-        let age = at.and_then(|at| now.checked_sub(self.entries.get(*at)?.fetched));
-        age.is_some_and(|age| age <= self.staleness)
+        at.is_some_and(|at| now - self.entries[*at].fetched <= self.staleness)
     }
 
     /// Inserts fetched rows, in the order of [`CacheLookup::missing`]. Does nothing if the rows were requested before
@@ -223,31 +213,6 @@ impl CachedRows {
                 self.put(*id, lookup.now, row);
             }
         }
-    }
-
-    /// Returns a row that a lookup at the time `now` would find.
-    pub(crate) fn get(&self, id: i64, now: u64) -> Option<&[u8]> {
-        let at = self.index.get(&id).filter(|_| self.has(id, now))?;
-        self.bytes.get(at * self.row_bytes..(at + 1) * self.row_bytes)
-    }
-
-    /// Inserts or replaces a row that was received without a request. It has all changes up to the time `now`.
-    pub(crate) fn replace(&mut self, id: i64, now: u64, row: &[u8]) {
-        self.put(id, now, row);
-    }
-
-    /// Makes the row as fresh as one that is requested at the time `now`, because the last change has not changed it.
-    /// Does nothing unless the row has all changes before the last one.
-    pub(crate) fn renew(&mut self, id: i64, now: u64) {
-        let entry = self.index.get(&id).and_then(|at| self.entries.get_mut(*at));
-        let fresh = entry.filter(|entry| entry.fetched + 1 == now);
-        fresh.into_iter().for_each(|entry| entry.fetched = now);
-    }
-
-    /// Removes the rows for which `is_kept` returns `false`.
-    pub(crate) fn retain(&mut self, is_kept: impl Fn(i64) -> bool) {
-        let kept = (0..self.entries.len()).filter(|at| is_kept(self.entries[*at].id)).collect();
-        self.keep(kept, |uses| uses);
     }
 
     /// Removes all rows, because the table was written outside steps.
@@ -293,16 +258,11 @@ impl CachedRows {
             order.select_nth_unstable_by_key(count, rank);
             order.truncate(count);
         }
-        self.keep(order, |uses| uses / 2);
-    }
-
-    /// Keeps the entries at the given positions, in this order. `uses` returns the new number of uses of an entry.
-    fn keep(&mut self, order: Vec<usize>, uses: impl Fn(u32) -> u32) {
         let (mut index, mut entries, mut bytes) = (HashMap::new(), Vec::new(), Vec::new());
         for at in order {
-            let entry = self.entries[at];
-            index.insert(entry.id, entries.len());
-            entries.push(Entry { uses: uses(entry.uses), ..entry });
+            let Entry { id, fetched, uses } = self.entries[at];
+            index.insert(id, entries.len());
+            entries.push(Entry { id, fetched, uses: uses / 2 });
             bytes.extend_from_slice(&self.bytes[at * self.row_bytes..(at + 1) * self.row_bytes]);
         }
         (self.index, self.entries, self.bytes) = (index, entries, bytes);

@@ -123,6 +123,8 @@ pub enum Planted {
     HotUnpatched,
     /// Hot rows are read before the change after which they are sent.
     HotEarly,
+    /// Hot rows are not read after a change of their server.
+    HotUnread,
     /// Copies of hot rows are kept when the table is written.
     HotKept,
 }

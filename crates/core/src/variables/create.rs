@@ -283,10 +283,11 @@ impl InitialValue<'_> {
             let rows = Dynamic::create(servers, (name, row, self.dtype()?), initial, to, rounding)?;
             let row = Var::zeros(model_init.shape, model_init.candle_dtype, &candle_core::Device::Cpu)?;
             let row_cache = servers.row_cache(rows.tables(), rounding.is_some());
-            let hot_rows = servers.hot_table(name, rows.tables(), true)?;
+            let hot_rows = servers.hot_table(name, rows.tables());
             let remote = RemoteVariable::with_ids(rows, row).with_row_cache(row_cache);
             return Ok(Storage::on_servers(remote.with_hot_rows(hot_rows)));
         }
+        servers.require_hot_rows(CREATE, name, rows)?;
         let (initial, computed_with) = match self {
             InitialValue::Value(leaf) => {
                 let var = match leaf {
@@ -308,7 +309,7 @@ impl InitialValue<'_> {
         let cache = computed_with.map(cache);
         cache.iter().try_for_each(|cache| cache.refresh(CREATE))?;
         let row_cache = servers.row_cache(&tables, rounding.is_some());
-        let hot_rows = servers.hot_table(name, &tables, false)?;
+        let hot_rows = servers.hot_table(name, &tables);
         let remote = RemoteVariable::new(tables, cache).with_row_cache(row_cache);
         Ok(Storage::on_servers(remote.with_hot_rows(hot_rows)))
     }

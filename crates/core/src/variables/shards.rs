@@ -106,7 +106,8 @@ impl Variable {
             }
         });
         let parts = parts.collect::<Result<Vec<_>>>()?;
-        first.with_tables(Sharded::join(&name, partition, &parts)?, name)
+        let remotes = shards.iter().filter_map(|shard| shard.remote().cloned()).collect();
+        first.with_tables(Sharded::join(&name, partition, &parts)?, name, remotes)
     }
 
     /// Removes the variable and its slots from the parameter servers, for all workers. Any later use returns an error,

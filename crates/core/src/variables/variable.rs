@@ -238,12 +238,17 @@ impl Variable {
     }
 
     /// Creates a variable with the same strategy and properties that stores its rows in different tables on the same
-    /// servers.
-    pub(super) fn with_tables(&self, rows: Sharded, name: String) -> Result<Self> {
+    /// servers: those of `parts`.
+    pub(super) fn with_tables(
+        &self,
+        rows: Sharded,
+        name: String,
+        parts: Vec<Arc<RemoteVariable>>,
+    ) -> Result<Self> {
         let inner = &*self.0;
         let (dims, strategy) = (rows.dims().to_vec(), inner.strategy.clone());
-        let (id, copies) =
-            (strategy.next_variable(), vec![Storage::on_servers(RemoteVariable::new(rows, None))]);
+        let remote = RemoteVariable::new(rows, None).with_parts(parts);
+        let (id, copies) = (strategy.next_variable(), vec![Storage::on_servers(remote)]);
         Ok(Self::of(Inner { id, name, strategy, all_copies: Mutex::new(()), copies, dims, ..*inner }))
     }
 

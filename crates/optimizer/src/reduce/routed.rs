@@ -64,8 +64,8 @@ pub(crate) fn exchange<'b>(
             rows.into_iter().map(|of_replica| of_replica.into_iter().map(gradient).collect()).collect()
         };
         for (at, table) in tables.iter().enumerate() {
-            let rows = of_worker.iter().flat_map(|of_replica| match &of_replica[at] {
-                Some(ReplicaGradient::Rows(rows)) => rows.rows.as_slice(),
+            let rows = of_worker.iter().map(|of_replica| match of_replica.get(at) {
+                Some(Some(ReplicaGradient::Rows(rows))) => rows.rows.as_slice(),
                 _ => &[],
             });
             parameters.owners[*table].iter().for_each(|owners| owners.count(rows.clone()));

@@ -22,6 +22,20 @@ impl UniqueRows {
     pub fn in_order(&self) -> Result<HostTensor> {
         Ok(self.rows.take_rows(&self.places)?)
     }
+
+    /// Merges rows that this process has with requested ones. For each id, `places` has the position of its row in
+    /// `here`, or `None` for the next of the requested rows. No other rows are copied.
+    ///
+    /// # Errors
+    /// - [`Error::Tensor`](distribute_base::Error::Tensor): the rows differ in dtype or shape, or there is not enough
+    ///   memory for the result.
+    pub(crate) fn merge(here: &HostTensor, places: &[Option<usize>], requested: &Self) -> Result<Self> {
+        let found: Vec<usize> = places.iter().flatten().copied().collect();
+        let rows = HostTensor::take_rows_of(&[(here, &found), (&requested.rows, &requested.places)])?;
+        let (mut found, mut others) = (0..found.len(), found.len()..);
+        let next = |place: &Option<usize>| if place.is_some() { found.next() } else { others.next() };
+        Ok(Self { rows, places: places.iter().filter_map(next).collect() })
+    }
 }
 
 /// A read of rows of one variable that has not been sent yet.

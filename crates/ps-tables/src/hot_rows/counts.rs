@@ -1,28 +1,32 @@
 //! The counts by which the hottest rows of a table are chosen.
 
+use distribute_tensor::random::mix;
+use hashbrown::HashTable;
 use std::cmp::Reverse;
-use std::collections::HashMap;
 
-/// The number of steps between two choices. The counts are halved after each choice.
-pub const WINDOW: u64 = 16;
+/// The number of changes between two choices. The counts are halved after each choice.
+pub(super) const WINDOW: u64 = 16;
 
 /// The size in bytes of the id that a worker sends to request a row.
 const ID_BYTES: u64 = 8;
 
-/// The counts of the rows whose changes a worker sends: in how many of the gradients of all workers each row was.
+/// The counts of the rows whose changes a worker sends: how often the workers have looked up each row.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RowCounts {
-    rows: HashMap<i64, Count>,
-    /// The number of gradients, halved as the counts are.
+    rows: HashTable<Count>,
+    /// The number of gradients of workers that were counted, halved as the counts are.
     gradients: u64,
-    /// The number of the gradient that is being counted.
-    current: u64,
+    /// The number of the lookup that is being counted.
+    lookup: u64,
+    /// The number of changes that have begun since the last choice.
+    changes: u64,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct Count {
+    id: i64,
     count: u32,
-    /// The number of the last gradient that had the row. A row counts once in each gradient.
+    /// The number of the last lookup that had the row. A row counts once in each lookup.
     last: u64,
 }
 
@@ -30,38 +34,56 @@ struct Count {
 pub(super) type Candidate = (i64, u32);
 
 impl RowCounts {
-    /// Begins the gradient of a worker. The rows of its replicas are counted together.
-    pub(super) fn begin_gradient(&mut self) {
-        self.current += 1;
+    /// Counts the gradient of a worker, and the rows of each of its lookups.
+    pub fn count<I: IntoIterator<Item = i64>>(&mut self, lookups: impl IntoIterator<Item = I>) {
         self.gradients += 1;
-    }
-
-    /// Counts rows of the gradient that was begun last.
-    pub(super) fn count(&mut self, ids: impl IntoIterator<Item = i64>) {
-        for id in ids {
-            let Count { count, last } = self.rows.entry(id).or_default();
-            if std::mem::replace(last, self.current) != self.current {
-                *count = count.saturating_add(1);
-            }
+        for lookup in lookups {
+            self.lookup += 1;
+            lookup.into_iter().for_each(|id| self.count_row(id));
         }
     }
 
-    /// Returns the rows with the greatest counts, at most `limit`, in descending order, and halves all counts. Among
-    /// equal counts, smaller ids come first. Omits rows that are in too few gradients: a copy of `row_bytes` bytes,
-    /// which each worker receives in each step, must not take more bytes than the requests and responses that it
-    /// replaces.
-    pub(super) fn choose(&mut self, limit: usize, row_bytes: usize) -> Vec<Candidate> {
+    fn count_row(&mut self, id: i64) {
+        let entry = self.rows.entry(hash(id), |row| row.id == id, |row| hash(row.id));
+        let mut row = entry.or_insert(Count { id, count: 0, last: 0 });
+        let Count { count, last, .. } = row.get_mut();
+        if std::mem::replace(last, self.lookup) != self.lookup {
+            *count = count.saturating_add(1);
+        }
+    }
+
+    /// Begins a change of the table.
+    pub fn begin_change(&mut self) {
+        self.changes += 1;
+    }
+
+    /// Returns the number of changes that have begun since the last choice.
+    pub fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    /// Returns the rows with the greatest counts, at most `limit`, in descending order. Among equal counts, smaller ids
+    /// come first. Omits rows that are looked up too seldom: a copy of `row_bytes` bytes, which each worker receives in
+    /// each step, must not take more bytes than the requests and responses that it replaces.
+    pub fn candidates(&self, limit: usize, row_bytes: usize) -> Vec<Candidate> {
         let row = row_bytes as u64;
         let is_worth_it = |count: u32| u64::from(count) * (row + ID_BYTES) >= self.gradients * row;
-        let all = self.rows.iter().map(|(id, count)| (*id, count.count));
-        let chosen = hottest(all.filter(|(_, count)| is_worth_it(*count)).collect(), limit);
-        self.gradients /= 2;
-        self.rows.retain(|_, count| {
-            count.count /= 2;
-            count.count > 0
-        });
-        chosen
+        let all = self.rows.iter().map(|row| (row.id, row.count));
+        hottest(all.filter(|(_, count)| is_worth_it(*count)).collect(), limit)
     }
+
+    /// Halves all counts after a choice.
+    pub fn halve(&mut self) {
+        (self.gradients, self.changes) = (self.gradients / 2, 0);
+        self.rows.retain(|row| {
+            row.count /= 2;
+            row.count > 0
+        });
+    }
+}
+
+fn hash(id: i64) -> u64 {
+    mix(id.cast_unsigned())
 }
 
 /// Returns the candidates with the greatest counts, at most `limit`, in descending order. Among equal counts, smaller
@@ -81,26 +103,35 @@ mod tests {
     use super::*;
     use distribute_testing::SplitMix;
 
-    fn counted(gradients: &[&[i64]]) -> RowCounts {
+    fn counted(gradients: &[&[&[i64]]]) -> RowCounts {
         let mut counts = RowCounts::default();
-        for ids in gradients {
-            counts.begin_gradient();
-            counts.count(ids.iter().copied());
+        for lookups in gradients {
+            counts.count(lookups.iter().map(|ids| ids.iter().copied()));
         }
         counts
     }
 
     #[test]
-    fn a_row_counts_once_in_a_gradient_and_ties_go_to_smaller_ids() {
-        let mut counts = counted(&[&[7, 3, 3, 9], &[3, 7, -1], &[9, 3, 7, -1]]);
-        assert_eq!(counts.clone().choose(9, 0), [(3, 3), (7, 3), (-1, 2), (9, 2)]);
-        assert_eq!(counts.clone().choose(3, 0), [(3, 3), (7, 3), (-1, 2)]);
+    fn a_row_counts_once_in_a_lookup_and_ties_go_to_smaller_ids() {
+        let mut counts = counted(&[&[&[7, 3, 3, 9]], &[&[3, 7, -1]], &[&[9, 3, 7, -1]]]);
+        assert_eq!(counts.candidates(9, 0), [(3, 3), (7, 3), (-1, 2), (9, 2)]);
+        assert_eq!(counts.candidates(3, 0), [(3, 3), (7, 3), (-1, 2)]);
         // Rows of 16 bytes must be in two of three gradients, and rows of 17 bytes in more.
-        assert_eq!(counts.clone().choose(9, 16).len(), 4);
-        assert_eq!(counts.choose(9, 17), [(3, 3), (7, 3)]);
-        // Halved: 1 of 1 gradients.
-        assert_eq!(counts.choose(9, 1 << 20), [(-1, 1), (3, 1), (7, 1), (9, 1)]);
-        assert!(counts.rows.is_empty() && counts.choose(9, 0).is_empty());
+        assert_eq!(counts.candidates(9, 16).len(), 4);
+        assert_eq!(counts.candidates(9, 17), [(3, 3), (7, 3)]);
+        counts.halve();
+        // 1 of 1 gradients.
+        assert_eq!(counts.candidates(9, 1 << 20), [(-1, 1), (3, 1), (7, 1), (9, 1)]);
+        counts.halve();
+        assert!(counts.rows.is_empty() && counts.candidates(9, 0).is_empty());
+    }
+
+    /// A row that each of three replicas requests saves more bytes than one that only one of them requests.
+    #[test]
+    fn each_lookup_of_a_worker_counts() {
+        let counts = counted(&[&[&[1, 2], &[1], &[1, 3, 3]], &[&[2], &[], &[2]]]);
+        assert_eq!(counts.candidates(9, 0), [(1, 3), (2, 3), (3, 1)]);
+        assert_eq!(counts.candidates(9, 1 << 20), [(1, 3), (2, 3)]);
     }
 
     /// The hottest rows of a table are among the hottest of its shards.
@@ -110,18 +141,20 @@ mod tests {
         for shards in 1..6 {
             let (mut complete, mut parts) = (RowCounts::default(), vec![RowCounts::default(); shards]);
             for _ in 0..20 {
-                complete.begin_gradient();
-                parts.iter_mut().for_each(RowCounts::begin_gradient);
-                for _ in 0..30 {
-                    let below = 1 + random.below(40);
-                    let id = random.below(below) as i64;
-                    complete.count([id]);
-                    parts[id as usize % shards].count([id]);
+                let ids: Vec<i64> = (0..30)
+                    .map(|_| {
+                        let below = 1 + random.below(40);
+                        random.below(below) as i64
+                    })
+                    .collect();
+                complete.count([ids.iter().copied()]);
+                for (number, part) in parts.iter_mut().enumerate() {
+                    part.count([ids.iter().copied().filter(|id| *id as usize % shards == number)]);
                 }
             }
             for limit in [0, 1, 3, 7, 100] {
-                let of_parts = parts.iter().flat_map(|part| part.clone().choose(limit, 24)).collect();
-                let expected = complete.clone().choose(limit, 24);
+                let of_parts = parts.iter().flat_map(|part| part.candidates(limit, 24)).collect();
+                let expected = complete.candidates(limit, 24);
                 assert_eq!(hottest(of_parts, limit), expected, "{shards} shards");
                 assert!(expected.len() <= limit && (limit == 0 || !expected.is_empty()));
             }

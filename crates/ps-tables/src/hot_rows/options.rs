@@ -21,21 +21,22 @@ enum Choice {
 }
 
 impl HotRows {
-    /// Copies the rows of each table that are in most gradients: at most `rows` of a table, whatever its number of
-    /// shards.
+    /// Copies the rows of each table that are looked up most: at most `rows` of a table, whatever its number of shards.
     ///
-    /// The workers count in how many gradients each row is. A row counts once in each step for each worker. The last 16
-    /// steps count in full, the 16 before them half, and so on. After every 16th step, the rows with the greatest
-    /// counts are chosen; among equal counts, those with smaller ids. Rows that are in too few gradients are not
-    /// copied: a row of `b` bytes must be in at least `b / (b + 8)` of them, because a copy then takes no more bytes
-    /// than the requests and their responses. `b` is the size in the dtype of the table, also if rows are stored in
-    /// bf16.
+    /// The workers count how often each row has a gradient. In each step, a row counts once for each replica; only once
+    /// for each worker if the rows of the table are cached or prefetched, because the replicas then request a row
+    /// together. Steps since the last choice count in full, those before it half, and so on. Every 16 steps, the rows
+    /// with the greatest counts are chosen; among equal counts, those with smaller ids. Rows that are looked up too
+    /// seldom are not copied: the count of a row of `b` bytes must be at least `b / (b + 8)` for each worker and step,
+    /// because a copy then takes no more bytes than the requests and their responses. `b` is the size in the dtype of
+    /// the table, also if rows are stored in bf16.
     pub fn measured(rows: usize) -> Self {
         Self(Choice::Measured(rows))
     }
 
     /// Copies the given rows of the tables with the given names. A name is that of a variable, such as `words.weight`;
-    /// if several variables have it, each has copies of its own. Names without a table have no effect.
+    /// if several variables have it, each has copies of its own. Names without a table have no effect. A copy is made
+    /// in the first step that changes its row, or another row of the same shard.
     pub fn named<N: Into<String>, I: IntoIterator<Item = i64>>(
         tables: impl IntoIterator<Item = (N, I)>,
     ) -> Self {
@@ -51,6 +52,7 @@ impl HotRows {
     }
 
     /// Returns the rows of a table that the program has named, in ascending order.
+    #[doc(hidden)]
     pub fn ids(&self, table: &str) -> &[i64] {
         match &self.0 {
             Choice::Measured(_) => &[],
@@ -59,12 +61,13 @@ impl HotRows {
     }
 
     /// Creates the copies of a table, which have no values yet; `None` if no row of the table is copied.
+    #[doc(hidden)]
     pub fn copies(&self, table: &str, layout: RowLayout) -> Option<HotCopies> {
         match &self.0 {
-            Choice::Measured(rows) => (*rows > 0).then(|| HotCopies::measured(*rows, layout)),
+            Choice::Measured(rows) => (*rows > 0).then(|| HotCopies::measured(table, *rows, layout)),
             Choice::Named(_) => {
                 let ids = self.ids(table);
-                (!ids.is_empty()).then(|| HotCopies::named(ids, layout))
+                (!ids.is_empty()).then(|| HotCopies::named(table, ids, layout))
             }
         }
     }
@@ -76,7 +79,7 @@ impl HotRows {
 pub struct HotRowUsage {
     /// The number of rows that were read from a copy.
     pub hits: u64,
-    /// The number of other rows that were looked up, in tables with hot rows.
+    /// The number of other rows that were looked up, in tables with copies of some rows.
     pub misses: u64,
     /// The number of values that this process has sent for the copies of others. A value that is sent to several
     /// workers counts for each.

@@ -7,8 +7,8 @@ use super::counts::Candidate;
 pub struct HotReport {
     /// The rows; `None` if the worker has no hot row of its own, or could not read them.
     pub(super) rows: Option<ReportedRows>,
-    /// The rows that the worker proposes, if hot rows are chosen after this step.
-    pub(super) candidates: Vec<Candidate>,
+    /// The rows that the worker proposes; `None` if it has counted too few changes since the last choice.
+    pub(super) candidates: Option<Vec<Candidate>>,
 }
 
 /// The hot rows of a worker after a step.
@@ -39,7 +39,7 @@ pub struct RowLayout {
 impl HotReport {
     /// Returns `true` if the report contains nothing.
     pub fn is_empty(&self) -> bool {
-        self.rows.is_none() && self.candidates.is_empty()
+        self.rows.is_none() && self.candidates.is_none()
     }
 
     /// Returns the number of rows whose values the report contains.
@@ -54,7 +54,7 @@ impl HotReport {
         to.push(
             flag(self.rows.is_some(), HAS_ROWS)
                 | flag(halves.is_some(), IS_HALVED)
-                | flag(!self.candidates.is_empty(), HAS_CANDIDATES),
+                | flag(self.candidates.is_some(), HAS_CANDIDATES),
         );
         if let Some(ReportedRows { digest, changed, bytes }) = &self.rows {
             to.extend(digest.to_le_bytes());
@@ -63,9 +63,9 @@ impl HotReport {
             to.extend(changed.chunks(8).map(packed));
             to.extend_from_slice(halves.as_ref().unwrap_or(bytes));
         }
-        if !self.candidates.is_empty() {
-            to.extend(count(self.candidates.len()));
-            for (id, count) in &self.candidates {
+        if let Some(candidates) = &self.candidates {
+            to.extend(count(candidates.len()));
+            for (id, count) in candidates {
                 to.extend(id.to_le_bytes());
                 to.extend(count.to_le_bytes());
             }
@@ -101,7 +101,7 @@ impl HotReport {
                 count.copy_from_slice(&bytes[8..]);
                 (i64::from_le_bytes(id), u32::from_le_bytes(count))
             };
-            report.candidates = bytes.iter().map(candidate).collect();
+            report.candidates = Some(bytes.iter().map(candidate).collect());
         }
         Some(report)
     }
@@ -141,9 +141,12 @@ mod tests {
                 |at: usize, random: &mut SplitMix| if zeros && at % 4 < 2 { 0 } else { random.bits() as u8 };
             let bytes = (0..count).map(|at| byte(at, &mut random)).collect();
             let rows = ReportedRows { digest: random.bits(), changed, bytes };
-            let candidates =
-                (0..random.below(5)).map(|_| (random.bits() as i64, random.bits() as u32)).collect();
-            let report = HotReport { rows: (random.below(4) > 0).then_some(rows), candidates };
+            let candidates = (0..random.below(5)).map(|_| (random.bits() as i64, random.bits() as u32));
+            let candidates: Vec<_> = candidates.collect();
+            let report = HotReport {
+                rows: (random.below(4) > 0).then_some(rows),
+                candidates: (random.below(2) > 0).then_some(candidates),
+            };
             let mut encoded = Vec::new();
             report.encode(layout, &mut encoded);
             assert_eq!(encoded.len() == 1, report.is_empty());
@@ -165,7 +168,7 @@ mod tests {
                 changed: vec![true],
                 bytes: vec![0, 0, 1, 2, 0, 0, 0xc0, 0x7f],
             }),
-            candidates: Vec::new(),
+            candidates: None,
         };
         let mut encoded = Vec::new();
         halved.encode(RowLayout { bytes: 8, is_f32: true }, &mut encoded);

@@ -1,10 +1,10 @@
 //! The copies that a worker has of hot rows, and the reports in which workers send them to each other.
 
-use super::plan::{Act, Plan, ROW, TABLE};
+use super::plan::{Plan, ROW, TABLE};
 use super::worker::to_bytes;
 use super::world::{Purpose, World};
 use crate::planted::Planted;
-use distribute_ps_tables::{CacheLookup, HotCopies, HotReport, RowLayout};
+use distribute_ps_tables::{HotCopies, HotLookup, HotReport, RowLayout};
 use std::collections::BTreeMap;
 
 const LAYOUT: RowLayout = RowLayout { bytes: ROW, is_f32: false };
@@ -13,11 +13,11 @@ const LAYOUT: RowLayout = RowLayout { bytes: ROW, is_f32: false };
 #[derive(Debug)]
 pub struct Hot {
     copies: HotCopies,
-    /// The number of the current or the next step, and the difference to the one after it.
-    step: u64,
-    stride: u64,
-    /// The rows that this worker reads for all, with the numbers of their changes. They are complete if none is lost.
+    /// The hot rows whose changes this worker sends.
     own: Vec<i64>,
+    /// Those of them that this worker reads for all, and the numbers of their changes. They are complete if none is
+    /// lost.
+    read: Vec<i64>,
     rows: BTreeMap<i64, u64>,
     has_failed: bool,
     /// Whether the copies do not get the changes of this update, as a planted bug.
@@ -27,13 +27,11 @@ pub struct Hot {
 }
 
 impl Hot {
-    /// Creates the copies of a process that begins with the act `at`; `None` if the plan has no hot rows.
-    pub fn new(plan: &Plan, at: usize) -> Option<Self> {
-        let copies = plan.hot.as_ref()?.copies(TABLE, LAYOUT)?;
-        let updates = plan.acts[..at].iter().filter(|act| matches!(act, Act::Update(_))).count() as u64;
-        let (step, stride) = ((updates + 1) * plan.stride, plan.stride);
-        let (own, rows, reports) = Default::default();
-        Some(Self { copies, step, stride, own, rows, has_failed: false, is_unpatched: false, reports })
+    /// Creates the copies of a process; `None` if the plan has no hot rows.
+    pub fn new(plan: &Plan) -> Option<Self> {
+        let copies = plan.hot.as_ref()?.copies(TABLE, LAYOUT)?.with_window(plan.window);
+        let (own, read, rows, reports) = Default::default();
+        Some(Self { copies, own, read, rows, has_failed: false, is_unpatched: false, reports })
     }
 
     pub fn hear(&mut self, round: u64, from: usize, report: &[u8]) {
@@ -44,7 +42,7 @@ impl Hot {
         self.copies.has(id)
     }
 
-    pub fn look_up(&mut self, ids: &[i64]) -> CacheLookup {
+    pub fn look_up(&self, ids: &[i64]) -> HotLookup {
         self.copies.look_up(ids)
     }
 
@@ -60,10 +58,10 @@ impl Hot {
     /// Returns the encoded report about the rows that this worker has read.
     pub fn report(&mut self) -> Vec<u8> {
         let rows: Option<Vec<_>> =
-            self.own.iter().map(|id| Some(to_bytes(*id, *self.rows.get(id)?))).collect();
+            self.read.iter().map(|id| Some(to_bytes(*id, *self.rows.get(id)?))).collect();
         let rows = rows.filter(|_| !self.has_failed).map(|rows| rows.concat());
         let mut encoded = Vec::new();
-        self.copies.report(self.step, &self.own, rows.as_deref()).encode(LAYOUT, &mut encoded);
+        self.copies.report(&self.own, &self.read, rows.as_deref()).encode(LAYOUT, &mut encoded);
         encoded
     }
 }
@@ -74,22 +72,29 @@ impl World {
         let own: Vec<i64> = changed.iter().copied().filter(|id| self.sender(*id) == number).collect();
         let is_unpatched = self.planted == Some(Planted::HotUnpatched);
         let Some(hot) = &mut self.workers[number].hot else { return };
-        hot.copies.count(own);
+        hot.copies.count([own]);
         hot.is_unpatched = is_unpatched && hot.copies.copies() > 0;
         if !hot.is_unpatched {
             hot.copies.begin_change();
         }
-        (hot.has_failed, hot.own) = (false, Vec::new());
+        (hot.has_failed, hot.own, hot.read) = (false, Vec::new(), Vec::new());
         hot.rows.clear();
     }
 
-    /// Requests the hot rows whose changes this worker sends.
-    pub fn request_hot(&mut self, number: usize) {
+    /// Requests the hot rows whose changes this worker sends, except those on servers without a row of `changed`.
+    pub fn request_hot(&mut self, number: usize, changed: &[i64]) {
         let Some(hot) = &self.workers[number].hot else { return };
         let own = hot.copies.ids().iter().copied().filter(|id| self.sender(*id) == number);
         let own: Vec<i64> = own.collect();
-        self.workers[number].hot.iter_mut().for_each(|hot| hot.own.clone_from(&own));
-        self.request_each(number, &own, Purpose::Hot);
+        let is_unread = self.planted == Some(Planted::HotUnread);
+        let is_changed = |id: &i64| {
+            !is_unread && changed.iter().any(|other| self.server_of(*other) == self.server_of(*id))
+        };
+        let read: Vec<i64> = own.iter().copied().filter(is_changed).collect();
+        if let Some(hot) = &mut self.workers[number].hot {
+            (hot.own, hot.read) = (own, read.clone());
+        }
+        self.request_each(number, &read, Purpose::Hot);
     }
 
     /// Ends an update, which all workers have made.
@@ -102,9 +107,8 @@ impl World {
         let reports: Vec<_> = (0..count).map(decode).collect();
         if !hot.is_unpatched {
             let sender = |id: i64| id.cast_unsigned() as usize % servers % count;
-            hot.copies.end_change(hot.step, sender, &reports);
+            hot.copies.end_change(sender, &reports);
         }
-        hot.step += hot.stride;
         hot.reports.retain(|(of_round, _), _| *of_round > round);
     }
 

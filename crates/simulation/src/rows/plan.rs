@@ -57,9 +57,8 @@ pub struct Plan {
     pub cache: Option<RowCacheOptions>,
     /// The rows of which each worker has a copy; `None` if there are none.
     pub hot: Option<HotRows>,
-    /// The difference between the numbers of two steps. Hot rows are chosen after each step whose number is a multiple
-    /// of 16.
-    pub stride: u64,
+    /// The number of updates between two choices of hot rows.
+    pub window: u64,
     pub acts: Vec<Act>,
     pub faults: Vec<(Duration, Fault)>,
     /// The maximum delay of a message.
@@ -77,7 +76,7 @@ impl Plan {
             1 => Some(HotRows::measured(1 + draw.below(rows))),
             _ => Some(HotRows::named([(TABLE, ids(draw, rows, 6))])),
         };
-        let stride = draw.of(&[1, 4, 16]);
+        let window = draw.of(&[1, 3, 9]);
         let delay = Duration::from_micros(draw.of(&[100, 1_000, 20_000]));
         let runs = 3 + draw.below(12);
         let lookups: Vec<Vec<Vec<Vec<i64>>>> = (0..=runs)
@@ -125,7 +124,7 @@ impl Plan {
         let at = |draw: &mut SplitMix| length.mul_f64(draw.below(1000) as f64 / 600.);
         let faults = (0..faults).map(|_| (at(draw), fault(draw))).collect();
         let staleness = if cache.is_some() { staleness } else { 0 };
-        Self { workers, servers, staleness, cache, hot, stride, acts, faults, delay }
+        Self { workers, servers, staleness, cache, hot, window, acts, faults, delay }
     }
 }
 

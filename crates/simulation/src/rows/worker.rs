@@ -60,7 +60,7 @@ struct Read {
     /// The lookup in the cache, if there is one.
     cached: Option<CacheLookup>,
     /// The lookup of the ids that are not in the cache among the copies of hot rows, if there are any.
-    hot: Option<CacheLookup>,
+    hot: Option<HotLookup>,
     /// The ids that are neither in the cache nor hot.
     missing: Vec<i64>,
     found: PrefetchLookup,
@@ -80,7 +80,7 @@ impl Worker {
             clock: StepClock::default(),
             cache: plan.cache.and_then(|options| CachedRows::new(options, ROW)),
             prefetch: Prefetch::default(),
-            hot: Hot::new(plan, at),
+            hot: Hot::new(plan),
             arriving: None,
             reads: Vec::new(),
             unanswered: BTreeMap::new(),
@@ -167,11 +167,11 @@ impl World {
                     self.workers[number].stage = Stage::Change;
                     let is_early = self.planted == Some(Planted::HotEarly);
                     if is_update && is_early {
-                        self.request_hot(number);
+                        self.request_hot(number, changed);
                     }
                     self.send_changes(number, changed);
                     if is_update && !is_early {
-                        self.request_hot(number);
+                        self.request_hot(number, changed);
                     }
                     continue;
                 }
@@ -272,7 +272,7 @@ impl World {
         let worker = &mut self.workers[number];
         let cached = worker.cache.as_mut().map(|cache| cache.look_up(ids, worker.clock.now()));
         let missing = cached.as_ref().map_or_else(|| ids.to_vec(), |cached| cached.missing.clone());
-        let hot = worker.hot.as_mut().map(|hot| hot.look_up(&missing));
+        let hot = worker.hot.as_ref().map(|hot| hot.look_up(&missing));
         let missing = hot.as_ref().map_or(missing, |hot| hot.missing.clone());
         let found = worker.prefetch.look_up(&missing, worker.arriving.as_ref().map(|rows| rows.change));
         let (least, most) = (worker.oracle.least(staleness), worker.oracle.changes);
@@ -402,8 +402,13 @@ impl Read {
         let rows: Option<Vec<_>> = self.missing.iter().zip(&self.found.places).map(row).collect();
         let rows = rows.map(|rows| rows.concat())?;
         let Some(hot) = &self.hot else { return Some(rows) };
-        let all = [&hot.found[..], &rows].concat();
-        Some(hot.places.iter().flat_map(|at| all[at * ROW..(at + 1) * ROW].to_vec()).collect())
+        let mut requested = rows.chunks(ROW);
+        let row = |place: &Option<usize>| match place {
+            Some(at) => hot.found.get(at * ROW..(at + 1) * ROW),
+            None => requested.next(),
+        };
+        let all: Option<Vec<&[u8]>> = hot.places.iter().map(row).collect();
+        all.map(|all| all.concat())
     }
 }
 

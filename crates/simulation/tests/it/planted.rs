@@ -63,6 +63,7 @@ fn finds(planted: Planted) -> Scenario {
         Planted::PrefetchKept => Scenario::Rows,
         Planted::HotUnpatched => Scenario::Rows,
         Planted::HotEarly => Scenario::Rows,
+        Planted::HotUnread => Scenario::Rows,
         Planted::HotKept => Scenario::Rows,
     }
 }

@@ -2,7 +2,9 @@
 //! shards.
 
 use super::links;
-use candle_core::{Device, Module, Tensor};
+use super::tables::{self, assert_all_train_equally};
+use super::training::{Micro, Plan};
+use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::VarBuilder;
 use distribute::checkpoint::Checkpoint;
 use distribute::nn::{
@@ -14,7 +16,7 @@ use distribute::parameter_server::{
     DynamicOptions, HotRowUsage, HotRows, PartitionStrategy, RowCacheOptions,
 };
 use distribute::strategy::{HostedWeights, Links, RowFormat, TableHosts, TableOptions};
-use distribute::{Error, LocalCluster, Result, Strategy, prelude::*};
+use distribute::{Error, LocalCluster, Result, Strategy, Variable, prelude::*};
 use distribute_testing::watched;
 use std::path::Path;
 use std::time::Duration;
@@ -106,53 +108,60 @@ fn train<R: Rule>(
 }
 
 fn named() -> HotRows {
-    // Of the second table there is no variable.
+    // No variable has the second name.
     HotRows::named([("words.weight", vec![7, 0, 3, 56]), ("none", vec![1])])
 }
 
-/// Checks that hot rows change no weights.
-fn assert_trains_equally<R: Rule + Clone + 'static>(rule: R) {
-    let trained = |strategy: &Strategy| {
-        let model = model(strategy)?;
-        let optimizer = Optimizer::with_rule(rule.clone(), &model.variables, 0.05)?;
-        train(strategy, &model, &optimizer, 0..80)?;
-        let used = strategy.extended().parameter_servers().map(|servers| servers.hot_row_usage());
-        Ok((model.variables.sha256()?, used.unwrap_or_default()))
-    };
-    let (expected, _) = trained(&MirroredStrategy::cpus(REPLICAS).unwrap()).unwrap();
-    let div = TableOptions { partition: PartitionStrategy::Div, ..options() };
-    let all = TableOptions { weights: HostedWeights::All, ..options() };
-    let cached = TableOptions { row_cache: Some(RowCacheOptions::default()), ..options() };
-    // The last hot rows differ from the first ones. Three rows are in enough gradients.
-    let [few, enough] = [HotRows::measured(2), HotRows::measured(5)];
-    for (workers, hosts, options, hot, copies) in [
-        (1, Hosts::Workers, options(), &named(), 0),
-        (2, Hosts::Workers, options(), &enough, 3),
-        (3, Hosts::Servers(1), options(), &named(), 4),
-        (2, Hosts::Servers(3), options(), &few, 2),
-        (3, Hosts::Workers, div, &few, 2),
-        (2, Hosts::Workers, all, &named(), 4),
-        (3, Hosts::Workers, cached, &enough, 3),
-    ] {
-        let place = (hosts, options.clone());
-        for (sum, used) in on_threads(workers, place, Some(hot.clone()), trained).unwrap() {
-            assert_eq!(sum, expected, "{workers} workers, {hosts:?}, {options:?}, {hot:?}");
-            assert_eq!(used.hits > 50, workers > 1, "{workers} workers, {hosts:?}, {hot:?}: {used:?}");
-            assert_eq!(used.rows, copies, "{workers} workers, {hosts:?}, {hot:?}");
+/// Checks that copies of named rows change no weights, also with workers without rows, micro-batches, clipping, and
+/// rules that change all rows.
+// INV-110
+#[test]
+fn weights_are_bit_identical_with_named_rows() {
+    let plan = || Plan { hot: true, ..tables::plan() };
+    assert_all_train_equally(plan(), rules::Adagrad::default());
+    assert_all_train_equally(Plan { micro: Micro::Uneven, clip: true, ..plan() }, rules::Adam::default());
+    assert_all_train_equally(Plan { rows: 9, batch: 8, ..plan() }, rules::Momentum::default());
+    assert_all_train_equally(
+        Plan { dtype: DType::F64, prefetch: true, ..plan() },
+        rules::RowAdagrad::default(),
+    );
+}
+
+/// Checks that copies change no weights while other rows become hot.
+// INV-110
+#[test]
+fn weights_are_bit_identical_with_measured_rows() {
+    watched(|| {
+        let rule = rules::Adagrad::default();
+        let trained = |strategy: &Strategy| {
+            let model = model(strategy)?;
+            let optimizer = Optimizer::with_rule(rule.clone(), &model.variables, 0.05)?;
+            train(strategy, &model, &optimizer, 0..80)?;
+            let used = strategy.extended().parameter_servers().map(|servers| servers.hot_row_usage());
+            Ok((model.variables.sha256()?, used.unwrap_or_default()))
+        };
+        let (expected, _) = trained(&MirroredStrategy::cpus(REPLICAS).unwrap()).unwrap();
+        let div = TableOptions { partition: PartitionStrategy::Div, ..options() };
+        let all = TableOptions { weights: HostedWeights::All, ..options() };
+        let cached = TableOptions { row_cache: Some(RowCacheOptions::default()), ..options() };
+        // The last hot rows differ from the first ones. Three rows are in enough gradients.
+        for (workers, hosts, options, hot, copies) in [
+            (1, Hosts::Workers, options(), 5, 0),
+            (2, Hosts::Workers, options(), 5, 3),
+            (2, Hosts::Servers(3), options(), 2, 2),
+            (3, Hosts::Workers, div, 2, 2),
+            (2, Hosts::Servers(1), all, 3, 3),
+            (3, Hosts::Workers, cached, 5, 3),
+        ] {
+            let place = (hosts, options.clone());
+            let hot = HotRows::measured(hot);
+            for (sum, used) in on_threads(workers, place, Some(hot.clone()), trained).unwrap() {
+                assert_eq!(sum, expected, "{workers} workers, {hosts:?}, {options:?}, {hot:?}");
+                assert_eq!(used.hits > 50, workers > 1, "{workers} workers, {hosts:?}, {hot:?}: {used:?}");
+                assert_eq!(used.rows, copies, "{workers} workers, {hosts:?}, {hot:?}");
+            }
         }
-    }
-}
-
-// INV-110
-#[test]
-fn weights_are_bit_identical_with_hot_rows() {
-    watched(|| assert_trains_equally(rules::Adagrad::default()));
-}
-
-// INV-110
-#[test]
-fn weights_are_bit_identical_with_hot_rows_by_a_rule_that_changes_all_rows() {
-    watched(|| assert_trains_equally(rules::Adam::default()));
+    });
 }
 
 /// Trains a table of ids, and returns its rows.
@@ -228,7 +237,7 @@ fn copies_are_never_older_than_the_table() {
         state.save(path)?;
         train(strategy, &first, &one, 20..25)?;
         let words = first.variables.variable("words.weight")?;
-        words.assign_add(Tensor::ones((WORDS, 3), candle_core::DType::F32, &Device::Cpu)?)?;
+        words.assign_add(Tensor::ones((WORDS, 3), DType::F32, &Device::Cpu)?)?;
         let evaluate = |step| {
             let losses = strategy.run(&first, |_, model| Ok(model.loss(step, 0)?.to_scalar::<f32>()?))?;
             distribute::Ok(losses.values()[0])
@@ -245,6 +254,13 @@ fn copies_are_never_older_than_the_table() {
         assert!(failed.is_err());
         train(strategy, &first, &one, 27..29)?;
         sums.push(sum(&[&first, &second])?);
+        // The tables refuse the rule of another optimizer, after the step has begun.
+        let other_rule = Sgd::new(&first.variables, 0.05)?;
+        let refused = strategy.run(&first, |ctx, model| {
+            other_rule.minimize(ctx, model.loss(29, ctx.replica_id_in_sync_group())?, 2)
+        });
+        let refused = refused.map(drop).unwrap_err();
+        assert!(matches!(refused, Error::IncompleteState { .. }), "{refused:?}");
         state.restore(path)?;
         losses.push(evaluate(20)?);
         train(strategy, &first, &one, 20..23)?;
@@ -278,6 +294,30 @@ fn copies_are_never_older_than_the_table() {
     });
 }
 
+/// Checks a write through a variable that combines others: the copies of these are discarded.
+// INV-110
+#[test]
+fn a_write_to_a_combined_variable_discards_the_copies_of_its_parts() {
+    watched(|| {
+        let options = || TableOptions { weights: HostedWeights::All, ..TableHosts::Workers.into() };
+        let of = |hot| {
+            let all = on_threads(2, (Hosts::Workers, options()), hot, |strategy| {
+                let model = model(strategy)?;
+                let optimizer = Adagrad::new(&model.variables, 0.05)?;
+                train(strategy, &model, &optimizer, 0..3)?;
+                let words = model.variables.variable("words.weight")?.clone();
+                let both = Variable::of_shards("both", &[words], PartitionStrategy::Div)?;
+                both.assign_add(Tensor::ones((WORDS, 3), DType::F32, &Device::Cpu)?)?;
+                train(strategy, &model, &optimizer, 3..6)?;
+                Ok((model.variables.sha256()?, usage(strategy).hits))
+            });
+            all.unwrap()
+        };
+        let (without, with) = (of(None), of(Some(named())));
+        assert!(without.iter().zip(&with).all(|((expected, _), (sum, hits))| sum == expected && *hits > 0));
+    });
+}
+
 /// Trains from the last checkpoint, saves every fifth step, and loses worker 1 after step `lost`.
 fn train_saved(strategy: &Strategy, folder: &Path, lost: Option<usize>) -> Result<(String, HotRowUsage)> {
     let model = model(strategy)?;
@@ -290,7 +330,7 @@ fn train_saved(strategy: &Strategy, folder: &Path, lost: Option<usize>) -> Resul
     if let Some(last) = first {
         state.restore(folder.join(last.to_string()))?;
     }
-    for step in first.unwrap_or(0)..45 {
+    for step in first.unwrap_or(0)..60 {
         train(strategy, &model, &optimizer, step..step + 1)?;
         if (step + 1) % 5 == 0 {
             state.save(folder.join((step + 1).to_string()))?;
@@ -374,11 +414,12 @@ fn hot_rows_of_mirrored_tables_and_rows_that_do_not_exist_are_refused() {
         let error = builder.on_threads(Links::Memory, 1, |_| Ok(())).unwrap_err();
         assert!(error.to_string().contains("hot_rows are for tables on workers or servers"), "{error}");
         let named = Some(HotRows::named([("words.weight", [0, WORDS as i64])]));
-        let error = on_threads(2, (Hosts::Workers, options()), named, |strategy| model(strategy).map(drop));
-        let error = error.unwrap_err();
-        assert!(
-            error.to_string().contains("hot_rows names row 57 of words.weight, which has 57 rows"),
-            "{error}"
-        );
+        // Also by a single worker, which has no copies.
+        for workers in [1, 2] {
+            let place = (Hosts::Workers, options());
+            let error = on_threads(workers, place, named.clone(), |strategy| model(strategy).map(drop));
+            let error = error.unwrap_err().to_string();
+            assert!(error.contains("hot_rows names row 57 of words.weight, which has 57 rows"), "{error}");
+        }
     });
 }

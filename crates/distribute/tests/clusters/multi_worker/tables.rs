@@ -11,7 +11,7 @@ use distribute::nn::{
 };
 use distribute::optimizer::rules::{self, Rule};
 use distribute::optimizer::{RowAdagrad, Transform};
-use distribute::parameter_server::{DynamicOptions, PartitionStrategy, RowCacheOptions};
+use distribute::parameter_server::{DynamicOptions, HotRows, PartitionStrategy, RowCacheOptions};
 use distribute::strategy::{HostedWeights, TableHosts, TableOptions};
 use distribute::{
     LocalCluster, MultiWorkerMirroredStrategy, ParameterServerStrategy, Result, Strategy, prelude::*,
@@ -53,31 +53,38 @@ pub(super) fn on_threads<R: Send>(
     tables: Tables,
     worker: impl Fn(&Strategy) -> Result<R> + Sync,
 ) -> Result<Vec<R>> {
-    let builder = MultiWorkerMirroredStrategy::builder().replicas(replicas);
+    on_threads_with(workers, replicas, tables, None, worker)
+}
+
+/// Acts like [`on_threads`]. Each worker has copies of `hot_rows`.
+pub(super) fn on_threads_with<R: Send>(
+    workers: usize,
+    replicas: usize,
+    tables: Tables,
+    hot_rows: Option<HotRows>,
+    worker: impl Fn(&Strategy) -> Result<R> + Sync,
+) -> Result<Vec<R>> {
+    let mut builder = MultiWorkerMirroredStrategy::builder().replicas(replicas);
     let options = |hosts: TableHosts| TableOptions { min_bytes: 0, ..hosts.into() };
-    let builder = match tables {
-        Tables::OnWorkers(partition) => {
-            builder.tables(TableOptions { partition, ..options(TableHosts::Workers) })
-        }
+    let options = match tables {
+        Tables::OnWorkers(partition) => TableOptions { partition, ..options(TableHosts::Workers) },
         Tables::Cached(staleness) => {
             let row_cache = Some(RowCacheOptions { bytes: 240, staleness });
-            builder.tables(TableOptions { row_cache, ..options(TableHosts::Workers) })
+            TableOptions { row_cache, ..options(TableHosts::Workers) }
         }
-        Tables::AllOnWorkers(min_bytes) => builder.tables(TableOptions {
-            min_bytes,
-            weights: HostedWeights::All,
-            ..TableHosts::Workers.into()
-        }),
+        Tables::AllOnWorkers(min_bytes) => {
+            TableOptions { min_bytes, weights: HostedWeights::All, ..TableHosts::Workers.into() }
+        }
         Tables::OnServers(servers) | Tables::AllOnServers(servers) => {
-            let cluster = LocalCluster::new(workers, servers)?;
+            builder = builder.cluster_resolver(LocalCluster::new(workers, servers)?.resolver());
             let weights = match tables {
                 Tables::AllOnServers(_) => HostedWeights::All,
                 _ => HostedWeights::Tables,
             };
-            let options = TableOptions { weights, ..options(TableHosts::Servers) };
-            builder.cluster_resolver(cluster.resolver()).tables(options)
+            TableOptions { weights, ..options(TableHosts::Servers) }
         }
     };
+    let builder = builder.tables(TableOptions { hot_rows, ..options });
     builder.on_threads(links(workers, replicas), workers, worker)
 }
 

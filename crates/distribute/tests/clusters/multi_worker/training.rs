@@ -10,6 +10,7 @@ use distribute::input::DistributedDataset;
 use distribute::nn::{BatchNorm, Dropout, Embedding, batch_norm, embedding, loss, prefetch_rows};
 use distribute::optimizer::rules::{Adafactor, Adagrad, Adam, Lamb, Momentum, Rule, Sgd};
 use distribute::optimizer::{NotFinite, Transform};
+use distribute::parameter_server::HotRows;
 use distribute::{MirroredStrategy, OneDeviceStrategy, Optimizer, PerReplica, Replicated, Result, Strategy};
 use distribute_testing::watched;
 use std::collections::BTreeMap;
@@ -46,6 +47,8 @@ pub(crate) struct Plan {
     pub(super) tables: Option<Tables>,
     /// Whether rows of the table are prefetched.
     pub(super) prefetch: bool,
+    /// Whether each worker has copies of some rows of the table.
+    pub(super) hot: bool,
 }
 
 /// A split of a replica's batch into micro-batches.
@@ -66,7 +69,7 @@ fn worlds() -> impl Iterator<Item = (usize, usize)> {
 impl Plan {
     pub(crate) fn new(rows: usize, batch: usize) -> Self {
         let (dtype, parts, micro) = (DType::F32, Parts::default(), Micro::Whole);
-        let (clip, decay, sharded, prefetch) = (false, false, false, false);
+        let (clip, decay, sharded, prefetch, hot) = (false, false, false, false, false);
         let (width, words, replicated, tables) = (5, 11, false, None);
         Self {
             dtype,
@@ -82,6 +85,7 @@ impl Plan {
             replicated,
             tables,
             prefetch,
+            hot,
         }
     }
 }
@@ -231,16 +235,23 @@ fn on_workers<R: Rule + Clone + 'static>(workers: usize, replicas: usize, plan: 
     let worker = |strategy: &Strategy| {
         let outcome = train(strategy, plan, rule)?;
         let servers = strategy.extended().parameter_servers();
-        Ok((outcome, servers.map_or(0, |servers| servers.prefetch_usage().prefetched)))
+        let early =
+            servers.map(|servers| (servers.prefetch_usage().prefetched, servers.hot_row_usage().hits));
+        Ok((outcome, early.unwrap_or_default()))
     };
+    let hot_rows = plan.hot.then(|| HotRows::named([("table.weight", [0, 3, 4, 30])]));
     let outcomes = match plan.tables {
-        Some(tables) => crate::multi_worker::tables::on_threads(workers, replicas, tables, worker),
+        Some(tables) => {
+            crate::multi_worker::tables::on_threads_with(workers, replicas, tables, hot_rows, worker)
+        }
         None => crate::multi_worker::on_threads(workers, replicas, worker),
     };
-    let (outcomes, prefetched): (Vec<_>, Vec<_>) = outcomes.unwrap().into_iter().unzip();
+    let (outcomes, early): (Vec<_>, Vec<_>) = outcomes.unwrap().into_iter().unzip();
     // The last batch may be that of one worker.
-    let is_prefetched = prefetched.iter().any(|rows| *rows > 0);
-    assert_eq!(is_prefetched, plan.prefetch, "{prefetched:?} rows of {workers} workers: {plan:?}");
+    let is_prefetched = early.iter().any(|(prefetched, _)| *prefetched > 0);
+    assert_eq!(is_prefetched, plan.prefetch, "{early:?} rows of {workers} workers: {plan:?}");
+    let is_copied = early.iter().any(|(_, copied)| *copied > 0);
+    assert_eq!(is_copied, plan.hot && workers > 1, "{early:?} rows of {workers} workers: {plan:?}");
     for other in &outcomes[1..] {
         assert!(*other == outcomes[0], "all workers have the same weights: {plan:?}");
     }

@@ -43,7 +43,7 @@ impl Servers {
             }
         };
         session
-            .push_in_lock_step(OPERATION, (change.number(), &variables), requests, agree)
+            .push_in_lock_step(OPERATION, &variables, requests, agree)
             .map_err(|error| Incomplete::Tables.interrupted(update.operation, change.number(), error))?;
         let operands = Operands::new(update.parameters(), &[(1., gradients)], 1)?;
         let operands = operands.only(|number| !self.is_on_servers(number));

@@ -1,14 +1,15 @@
 use super::*;
 use crate::internal::PushRequests;
-use crate::{PlacementRequest, sharded::Initial};
-use distribute_cluster::{Deadline, World};
+use crate::{HotRows, ParameterServers, PlacementRequest, Sharded, sharded::Initial};
+use distribute_cluster::World;
 use distribute_optim::{RuleSpec, Sgd, Step};
 use distribute_ps_tables::{
     Channel, ChannelError, LocalChannel, PartitionStrategy, Push, Refusal, RefusalKind, Request, Response,
     Started, TablePolicy, Tables, WaitForResponse,
 };
+use distribute_tensor::DType;
 use distribute_testing::watched;
-use std::sync::Barrier;
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
 const ROWS: usize = 6;
@@ -21,21 +22,10 @@ struct Flaky(LocalChannel, Arc<Mutex<Fault>>);
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fault {
     None,
-    /// Reads of rows time out. In a batch, they are refused.
-    Silent,
+    /// Reads of rows are refused. The other requests of their message are answered.
+    Unreadable,
     /// The rules of tables are lost, until they are sent again.
     Forgetful,
-}
-
-struct Silent(Deadline);
-
-impl WaitForResponse for Silent {
-    fn wait(self: Box<Self>) -> Result<Response, ChannelError> {
-        let (_sender, never) = std::sync::mpsc::channel::<()>();
-        assert!(never.recv_timeout(self.0.remaining()).is_err());
-        let (server, request, reason) = ("ps".into(), "read rows".into(), "silent".into());
-        Err(ChannelError::TimedOut { server, request, timeout: self.0.timeout(), reason })
-    }
 }
 
 impl Flaky {
@@ -68,12 +58,11 @@ impl Channel for Flaky {
         let is_rule = |request: &Request| matches!(request, Request::SetRule { .. });
         let fault = *lock(&self.1);
         match (fault, request) {
-            (Fault::Silent, Request::Batch(all)) if all.iter().any(is_read) => {
-                // The changes are made.
+            (Fault::Unreadable, Request::Batch(all)) if all.iter().any(is_read) => {
                 self.answer(all, timeout, |request| is_read(request).then_some(RefusalKind::Busy))
             }
-            (Fault::Silent, request) if is_read(&request) => {
-                Ok(Started::new(Silent(Deadline::after(timeout))))
+            (Fault::Unreadable, request) if is_read(&request) => {
+                panic!("a server without changes is read: {request:?}")
             }
             (Fault::Forgetful, Request::Batch(all)) if !all.iter().any(is_rule) => {
                 self.answer(all, timeout, |request| is_push(request).then_some(RefusalKind::Rule))
@@ -116,7 +105,7 @@ impl Cluster {
             let to = servers.location(ROWS, Some(48), PlacementRequest::Anywhere);
             let variable = ("t", &[ROWS, 2][..], DType::F32);
             let tables = Sharded::create(&servers, variable, &Initial::Value(initial), to, None).unwrap();
-            let hot = servers.hot_table("t", &tables, false).unwrap();
+            let hot = servers.hot_table("t", &tables);
             (servers, RemoteVariable::new(tables, None).with_hot_rows(hot))
         };
         Self { workers: (0..2).map(worker).collect(), fault, step: 0 }
@@ -128,8 +117,8 @@ impl Cluster {
         let (results, barrier) = (Mutex::new(vec![Vec::new(); 2]), Barrier::new(2));
         let make = |number: usize, (servers, variable): &(ParameterServers, RemoteVariable)| {
             // Only the sender of a row's changes knows in which gradients it is.
-            let own = rows.iter().filter(|row| *row % 2 == number);
-            (0..2).for_each(|_| variable.count_rows(own.clone()));
+            let own: Vec<usize> = rows.iter().copied().filter(|row| row % 2 == number).collect();
+            (0..2).for_each(|_| variable.count_rows([&own[..]]));
             let push = Push::at(Step::after(self.step - 1, 1.));
             let gradient =
                 |rows: &[usize]| Ok(HostTensor::new(vec![1f32; 2 * rows.len()], [rows.len(), 2]).unwrap());
@@ -142,7 +131,7 @@ impl Cluster {
                 Ok(lock(&results).clone())
             };
             let session = servers.session();
-            session.push_in_lock_step("step", (self.step, &[variable]), gradients, agree).unwrap();
+            session.push_in_lock_step("step", &[variable], gradients, agree).unwrap();
         };
         std::thread::scope(|threads| {
             let make = &make;
@@ -183,7 +172,7 @@ fn hot_rows_are_not_requested_and_have_all_changes() {
         cluster.step(&[3]);
         assert_eq!(cluster.look_up(&[0, 3]), (vec![-1., 5.], 0));
         let usage = cluster.workers[1].0.hot_row_usage();
-        assert_eq!((usage.hits, usage.misses, usage.rows), (6, 4, 2));
+        assert_eq!((usage.hits, usage.misses, usage.rows), (6, 1, 2));
         // Row 3, twice, and nothing that has not changed.
         assert_eq!(usage.sent_rows, 2);
         // Outside of runs, and after a write, rows are requested.
@@ -191,7 +180,10 @@ fn hot_rows_are_not_requested_and_have_all_changes() {
         assert_eq!(variable.row_read("read", &[3], false).unwrap().send("read").unwrap().rows.len(), 2);
         cluster.workers.iter().for_each(|(_, variable)| variable.invalidate_rows());
         assert_eq!(cluster.look_up(&[0, 3]).1, 4);
+        // Each server's rows are read after its next change.
         cluster.step(&[5]);
+        assert_eq!(cluster.look_up(&[0, 3]).1, 2);
+        cluster.step(&[0]);
         assert_eq!(cluster.look_up(&[0, 3]).1, 0);
         let (servers, variable) = cluster.workers.remove(0);
         assert_eq!(servers.hot_row_usage().rows, 2);
@@ -217,25 +209,24 @@ fn the_rows_that_are_measured_are_hot_and_nothing_is_sent_before() {
     });
 }
 
-/// Checks that the step is made and its error is none, and that the rows are requested by the workers that look them
-/// up.
+/// Checks that workers request the rows of a server that cannot be read, and that a server without changes is not
+/// read, so that a step does not wait for it.
 // INV-3, INV-86, INV-110
 #[test]
 fn a_step_whose_hot_rows_cannot_be_read_is_made() {
     watched(|| {
         let mut cluster = Cluster::new(HotRows::named([("t", vec![0, 1, 3])]));
         cluster.step(&[0, 1]);
-        assert_eq!(cluster.look_up(&[0, 1, 3]), (vec![-1., 1., 6.], 0));
-        // In the message of the gradient, and in one of its own.
-        for rows in [&[0, 1][..], &[5]] {
-            *lock(&cluster.fault) = Fault::Silent;
-            let start = distribute_cluster::Stopwatch::start();
+        cluster.step(&[3]);
+        assert_eq!(cluster.look_up(&[0, 1, 3]), (vec![-1., 1., 5.], 0));
+        // Of both servers, and of the one with rows 1 and 3.
+        for (rows, found, requested) in [(&[0, 1][..], [-2., 0., 5.], 6), (&[5][..], [-3., -1., 4.], 4)] {
+            *lock(&cluster.fault) = Fault::Unreadable;
             cluster.step(rows);
-            assert!(start.elapsed() < TIMEOUT.mul_f64(1.9), "{:?}", start.elapsed());
             *lock(&cluster.fault) = Fault::None;
-            let first = if rows.len() == 2 { vec![-2., 0., 6.] } else { vec![-3., -1., 6.] };
-            assert_eq!(cluster.look_up(&[0, 1, 3]), (first, 6), "{rows:?}");
+            assert_eq!(cluster.look_up(&[0, 1, 3]), (found.to_vec(), requested), "{rows:?}");
             cluster.step(&[0, 1]);
+            cluster.step(&[3]);
             assert_eq!(cluster.look_up(&[0, 1, 3]).1, 0);
         }
     });
@@ -262,8 +253,13 @@ fn a_named_row_that_does_not_exist_is_refused() {
     let cluster = Cluster::new(HotRows::measured(1));
     let (servers, variable) = cluster.workers.into_iter().next().unwrap();
     let servers = servers.with_hot_rows(Some(HotRows::named([("t", vec![2, ROWS as i64])])));
-    let error = servers.hot_table("t", variable.tables(), false).unwrap_err().to_string();
-    assert!(error.contains("hot_rows names row 6 of t, which has 6 rows"), "{error}");
-    assert!(servers.hot_table("other", variable.tables(), false).unwrap().is_none());
-    assert!(servers.hot_table("t", variable.tables(), true).unwrap().is_some());
+    let error = servers.require_hot_rows("create", "t", ROWS).unwrap_err().to_string();
+    assert!(
+        error.contains("create") && error.contains("hot_rows names row 6 of t, which has 6 rows"),
+        "{error}"
+    );
+    servers.require_hot_rows("create", "t", ROWS + 1).unwrap();
+    servers.require_hot_rows("create", "other", 1).unwrap();
+    assert!(servers.hot_table("other", variable.tables()).is_none());
+    assert!(servers.hot_table("t", variable.tables()).is_some());
 }
