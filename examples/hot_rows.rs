@@ -1,13 +1,10 @@
-//! The bytes that workers send in each step of a table whose ids follow Zipf's law, with and without
-//! [hot rows](../docs/clusters/tables.md#hot-rows). Workers are threads of this process, linked by TCP.
+//! The rows that workers read in each step from a table whose ids follow Zipf's law, with and without
+//! [hot rows](../docs/clusters/tables.md#hot-rows), and the bytes that they send for the copies. Workers are threads of
+//! this process, linked by TCP.
 //!
 //! ```text
-//! cargo build --release --example hot_rows
-//! unshare -rn sh -c 'ip link set lo up; target/release/examples/hot_rows --workers 4'
+//! cargo run --release --example hot_rows -- --workers 4
 //! ```
-//!
-//! The bytes are those that the loopback device has sent, so nothing else should use it: `unshare -n` starts the
-//! program with one of its own.
 
 use candle_core::{Device, Module, Tensor};
 use clap::Parser;
@@ -18,14 +15,11 @@ use distribute::strategy::{Links, TableHosts, TableOptions};
 use distribute::{Error, prelude::*};
 use serde_json::json;
 
-/// The file with the counters of the network devices.
-const COUNTERS: &str = "/proc/self/net/dev";
-
-/// Measures the bytes that workers send for the rows of a table, with and without copies of the hottest rows
+/// Counts the rows that workers read from a table, with and without copies of the hottest rows
 #[derive(Parser)]
 struct Options {
     /// The number of workers
-    #[arg(long, default_value_t = 2)]
+    #[arg(long, default_value_t = 4)]
     workers: usize,
     /// The number of replicas of each worker
     #[arg(long, default_value_t = 1)]
@@ -70,12 +64,19 @@ const FIRST: u64 = 48;
 
 /// The results of one training.
 struct Trained {
-    /// The bytes that a worker has sent in a step.
-    bytes: f64,
+    /// The number of bytes that all workers have sent for copies in a step.
+    copies: f64,
     /// The number of rows that were read from each shard in a step.
     reads: Vec<f64>,
     usage: HotRowUsage,
     sha256: String,
+}
+
+impl Trained {
+    /// Returns the number of bytes of a step's reads: each row of `bytes` bytes, and its id of 8 bytes in the request.
+    fn read_bytes(&self, bytes: usize) -> f64 {
+        self.reads.iter().sum::<f64>() * (bytes + 8) as f64
+    }
 }
 
 #[distribute::main(allocator = mimalloc::MiMalloc)]
@@ -85,8 +86,12 @@ fn main() -> distribute::Result<()> {
     if without.sha256 != with.sha256 {
         return Err(Error::other("hot rows have changed the weights"));
     }
+    let row_bytes = options.dims * 4;
     if options.json {
-        let trained = |it: &Trained| json!({"bytes": it.bytes, "reads": it.reads, "hot_rows": it.usage.rows});
+        let trained = |it: &Trained| {
+            json!({"read_bytes": it.read_bytes(row_bytes), "copy_bytes": it.copies, "reads": it.reads,
+                "hot_rows": it.usage.rows})
+        };
         let result = json!({"example": "hot_rows", "without": trained(&without), "with": trained(&with),
             "weights_sha256": with.sha256});
         println!("{result}");
@@ -98,10 +103,12 @@ fn main() -> distribute::Result<()> {
             options.workers, options.batch, options.dims
         );
     }
-    println!("hot rows  bytes a worker and step  rows read from each shard in a step");
+    println!("In a step of all workers; reads include those of a worker's own shard, which are not sent:");
+    println!("hot rows  bytes of reads  bytes of copies  rows read from each shard");
     for trained in [without, with] {
         let reads: Vec<_> = trained.reads.iter().map(|rows| format!("{rows:.0}")).collect();
-        println!("{:8}  {:23.0}  {}", trained.usage.rows, trained.bytes, reads.join(" "));
+        let (read, copies, rows) = (trained.read_bytes(row_bytes), trained.copies, trained.usage.rows);
+        println!("{rows:8}  {read:14.0}  {copies:15.0}  {}", reads.join(" "));
     }
     Ok(())
 }
@@ -111,7 +118,9 @@ fn train(options: &Options, hot_rows: Option<HotRows>) -> distribute::Result<Tra
     let tables = TableOptions { min_bytes: 0, partition, hot_rows, ..TableHosts::Workers.into() };
     let builder = MultiWorkerMirroredStrategy::builder().replicas(options.replicas).tables(tables);
     let all = builder.on_threads(Links::Tcp, options.workers, |strategy| on_worker(strategy, options))?;
-    all.into_iter().next().ok_or_else(|| Error::other("there is no worker"))
+    let copies = all.iter().map(|of_worker| of_worker.copies).sum();
+    let first = all.into_iter().next().ok_or_else(|| Error::other("there is no worker"))?;
+    Ok(Trained { copies, ..first })
 }
 
 fn on_worker(strategy: &Strategy, options: &Options) -> distribute::Result<Trained> {
@@ -145,26 +154,16 @@ fn on_worker(strategy: &Strategy, options: &Options) -> distribute::Result<Train
     (0..FIRST).try_for_each(step)?;
     // No worker continues before all have counted.
     barrier()?;
-    let (bytes, read) = (sent()?, reads());
+    let (sent, read) = (servers.hot_row_usage().sent_bytes, reads());
     barrier()?;
     (FIRST..FIRST + options.steps).try_for_each(step)?;
     barrier()?;
-    let (bytes, read) =
-        (sent()? - bytes, reads().into_iter().zip(read).map(|(now, then)| now.rows - then.rows));
+    let usage = servers.hot_row_usage();
     let of_step = |count: u64| count as f64 / options.steps as f64;
-    let reads = read.map(of_step).collect();
+    let reads = reads().into_iter().zip(read).map(|(now, then)| of_step(now.rows - then.rows)).collect();
     barrier()?;
-    let (usage, sha256) = (servers.hot_row_usage(), model.variables.sha256()?);
-    Ok(Trained { bytes: of_step(bytes) / options.workers as f64, reads, usage, sha256 })
-}
-
-/// Returns the number of bytes that the loopback device has sent.
-fn sent() -> distribute::Result<u64> {
-    let text = std::fs::read_to_string(COUNTERS)
-        .map_err(|source| Error::Io { operation: format!("reading {COUNTERS}"), source })?;
-    let line = text.lines().find_map(|line| line.trim().strip_prefix("lo:"));
-    let sent = line.and_then(|line| line.split_whitespace().nth(8)?.parse().ok());
-    sent.ok_or_else(|| Error::other("there is no loopback device"))
+    let copies = of_step(usage.sent_bytes - sent);
+    Ok(Trained { copies, reads, usage, sha256: model.variables.sha256()? })
 }
 
 /// Zipf's law, as the sums of its probabilities.

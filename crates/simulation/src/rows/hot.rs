@@ -22,6 +22,8 @@ pub struct Hot {
     has_failed: bool,
     /// Whether the copies do not get the changes of this update, as a planted bug.
     is_unpatched: bool,
+    /// Whether no row is read after this update, as a planted bug.
+    is_unread: bool,
     /// The reports of workers, by round and worker.
     reports: BTreeMap<(u64, usize), Vec<u8>>,
 }
@@ -30,8 +32,8 @@ impl Hot {
     /// Creates the copies of a process; `None` if the plan has no hot rows.
     pub fn new(plan: &Plan) -> Option<Self> {
         let copies = plan.hot.as_ref()?.copies(TABLE, LAYOUT)?.with_window(plan.window);
-        let (own, read, rows, reports) = Default::default();
-        Some(Self { copies, own, read, rows, has_failed: false, is_unpatched: false, reports })
+        let (own, read, rows, has_failed, is_unpatched, is_unread, reports) = Default::default();
+        Some(Self { copies, own, read, rows, has_failed, is_unpatched, is_unread, reports })
     }
 
     pub fn hear(&mut self, round: u64, from: usize, report: &[u8]) {
@@ -70,10 +72,11 @@ impl World {
     /// Begins an update of the rows `changed`, which are counted.
     pub fn begin_hot(&mut self, number: usize, changed: &[i64]) {
         let own: Vec<i64> = changed.iter().copied().filter(|id| self.sender(*id) == number).collect();
-        let is_unpatched = self.planted == Some(Planted::HotUnpatched);
+        let planted = self.planted;
         let Some(hot) = &mut self.workers[number].hot else { return };
         hot.copies.count([own]);
-        hot.is_unpatched = is_unpatched && hot.copies.copies() > 0;
+        hot.is_unpatched = planted == Some(Planted::HotUnpatched) && hot.copies.has_any();
+        hot.is_unread = planted == Some(Planted::HotUnread) && hot.copies.has_any();
         if !hot.is_unpatched {
             hot.copies.begin_change();
         }
@@ -86,7 +89,7 @@ impl World {
         let Some(hot) = &self.workers[number].hot else { return };
         let own = hot.copies.ids().iter().copied().filter(|id| self.sender(*id) == number);
         let own: Vec<i64> = own.collect();
-        let is_unread = self.planted == Some(Planted::HotUnread);
+        let is_unread = hot.is_unread;
         let is_changed = |id: &i64| {
             !is_unread && changed.iter().any(|other| self.server_of(*other) == self.server_of(*id))
         };

@@ -5,7 +5,7 @@ use super::oracle::{Oracle, version};
 use super::plan::{Act, Plan, ROW};
 use super::world::{Purpose, Request, World};
 use crate::planted::Planted;
-use distribute_ps_tables::{CacheLookup, CachedRows, Prefetch, PrefetchLookup, StepClock};
+use distribute_ps_tables::{CacheLookup, CachedRows, HotLookup, Prefetch, PrefetchLookup, StepClock};
 use std::collections::BTreeMap;
 
 /// The state of a worker's process.

@@ -259,8 +259,8 @@ fn copies_are_never_older_than_the_table() {
         let refused = strategy.run(&first, |ctx, model| {
             other_rule.minimize(ctx, model.loss(29, ctx.replica_id_in_sync_group())?, 2)
         });
-        let refused = refused.map(drop).unwrap_err();
-        assert!(matches!(refused, Error::IncompleteState { .. }), "{refused:?}");
+        let refused = refused.map(drop).unwrap_err().to_string();
+        assert!(refused.contains("has ended while tables were being updated"), "{refused}");
         state.restore(path)?;
         losses.push(evaluate(20)?);
         train(strategy, &first, &one, 20..23)?;
