@@ -25,7 +25,7 @@ pub(crate) struct HotReads(Vec<OwnRows>);
 /// The hot rows of one variable whose changes this worker sends.
 struct OwnRows {
     ids: Vec<i64>,
-    /// Those that the step may have changed, which are read.
+    /// The rows of `ids` that the step may have changed. They are read.
     read: Vec<i64>,
     /// The parts of the read; `None` if there is none, or if it could not be prepared.
     parts: Option<ReadParts<'static>>,
@@ -41,8 +41,8 @@ impl<'a> HotStep<'a> {
         Self { lock_step, tables }
     }
 
-    /// Prepares the reads of the hot rows whose changes this worker sends, which are sent after the changes. Returns the
-    /// requests as well. `is_changed` returns whether the step changes the tables of a variable on a server; rows on
+    /// Prepares the reads of the hot rows whose changes this worker sends. Returns the requests as well, which are sent
+    /// after the changes. `is_changed` returns whether the step changes the tables of a variable on a server. Rows on
     /// other servers are not read.
     // INV-3: a server that the step does not need is not awaited.
     pub(crate) fn reads(

@@ -15,9 +15,9 @@ pub struct Hot {
     copies: HotCopies,
     /// The hot rows whose changes this worker sends.
     own: Vec<i64>,
-    /// Those of them that this worker reads for all, and the numbers of their changes. They are complete if none is
-    /// lost.
+    /// The rows of `own` that this worker reads for all.
     read: Vec<i64>,
+    /// The numbers of changes of the rows that have arrived.
     rows: BTreeMap<i64, u64>,
     has_failed: bool,
     /// Whether the copies do not get the changes of this update, as a planted bug.
