@@ -135,7 +135,7 @@ fn weights_are_bit_identical_with_measured_rows() {
         let rule = rules::Adagrad::default();
         let trained = |strategy: &Strategy| {
             let model = model(strategy)?;
-            let optimizer = Optimizer::with_rule(rule.clone(), &model.variables, 0.05)?;
+            let optimizer = Optimizer::with_rule(rule, &model.variables, 0.05)?;
             train(strategy, &model, &optimizer, 0..80)?;
             let used = strategy.extended().parameter_servers().map(|servers| servers.hot_row_usage());
             Ok((model.variables.sha256()?, used.unwrap_or_default()))
