@@ -157,7 +157,7 @@ fn a_row_that_is_not_true_is_found() {
     let repository = Repository::of(&sources);
     let fault =
         |row: &str| table(row).iter().flat_map(|row| faults(row, &repository)).collect::<Vec<_>>().join("; ");
-    let file = "crates/core/src/ops/run.rs";
+    let file = "crates/core/src/ops/run/mod.rs";
     let item = format!("[`Strategy::run`](../../../../../{file})");
     let test = "`run_3_each_replica_gets_its_component_of_distributed_values_and_all_other_values`";
     assert_eq!(fault(&format!("| run | calls | {item} | {test} | `tf.distribute.Strategy.run` |")), "");
