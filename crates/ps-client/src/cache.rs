@@ -2,7 +2,8 @@
 
 use super::channels::{ServerRequest, unexpected};
 use super::{PendingReplies, Sharded};
-use candle_core::{DType, Device, Shape, Var};
+use bytemuck::{Zeroable, allocation::try_zeroed_vec};
+use candle_core::{DType, Device, Shape, Var, WithDType};
 use distribute_base::internal::{Coherent, DeviceCopies, candle_write, lock, put};
 use distribute_base::{Error, Result};
 use distribute_ps_tables::{Response, Version};
@@ -37,21 +38,35 @@ enum Fetched {
     All,
 }
 
+/// Creates a variable of zeros that the operating system provides, so that no page is touched.
+fn zeros_of<T: WithDType + Zeroable>(shape: &Shape, dtype: DType) -> Result<Var> {
+    let elements = shape.dims().iter().try_fold(1usize, |elements, size| elements.checked_mul(*size));
+    let zeros = elements.and_then(|elements| try_zeroed_vec::<T>(elements).ok());
+    let zeros = zeros.ok_or_else(|| {
+        Error::invalid("creating a variable", format!("there is no memory for {dtype:?}{:?}", shape.dims()))
+    })?;
+    Ok(Var::from_vec(zeros, shape, &Device::Cpu)?)
+}
+
 impl HostCache {
     /// Creates the candle variable for a cache. Its values are zeros, which take no memory until they are written.
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`]: this process does not have enough address space for the variable.
     pub fn zeros(shape: &Shape, dtype: DType) -> Result<Var> {
-        let bytes =
-            shape.dims().iter().try_fold(dtype.size_in_bytes(), |bytes, size| bytes.checked_mul(*size));
-        // candle would abort the process. Memory is committed on the first write, and caches of rows are never
-        // written.
-        if bytes.is_none_or(|bytes| Vec::<u8>::new().try_reserve_exact(bytes).is_err()) {
-            let reason = format!("there is no memory for {dtype:?}{:?}", shape.dims());
-            return Err(Error::invalid("creating a variable", reason));
+        // Var::zeros would abort the process if there is not enough. Memory is committed on the first write, and caches
+        // of rows are never written.
+        match dtype {
+            DType::F32 => zeros_of::<f32>(shape, dtype),
+            DType::F64 => zeros_of::<f64>(shape, dtype),
+            DType::F16 => zeros_of::<half::f16>(shape, dtype),
+            DType::BF16 => zeros_of::<half::bf16>(shape, dtype),
+            DType::I64 => zeros_of::<i64>(shape, dtype),
+            DType::I32 => zeros_of::<i32>(shape, dtype),
+            DType::U32 => zeros_of::<u32>(shape, dtype),
+            DType::U8 => zeros_of::<u8>(shape, dtype),
+            _ => Ok(Var::zeros(shape, dtype, &Device::Cpu)?),
         }
-        Ok(Var::zeros(shape, dtype, &Device::Cpu)?)
     }
 
     /// Creates the cache of a variable. Each step fetches the complete value when it begins. If `by_row` is `true`,
