@@ -52,7 +52,8 @@ struct Options {
     /// The precision in which layers compute: off (f32), bf16 or f16
     #[arg(long, value_name = "PRECISION", default_value = "off")]
     mixed_precision: MixedPrecision,
-    /// The form in which workers send gradients: none, f16, bf16, 8bit, topk or lowrank-R, such as lowrank-4
+    /// The form in which workers send gradients, or with --local-steps what they have changed: none, f16, bf16, 8bit,
+    /// topk or lowrank-R, such as lowrank-4
     #[arg(long, value_name = "FORM", default_value = "none")]
     compression: Compression,
     /// The number of steps that each worker trains alone before the workers agree on new weights

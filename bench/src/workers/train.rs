@@ -44,7 +44,8 @@ pub fn sample<M: Model>(
     let mut training = Training::<M>::by(strategy, RATE, M::BATCH)?;
     let agree = training.agreement();
     let mut step = || training.step().map(|loss| drop(black_box(loss)));
-    let calls = warmed_up(effort, agree, &mut step)?;
+    // Complete rounds of local steps, of which only the last step sends much.
+    let calls = warmed_up(effort, agree, &mut step)?.next_multiple_of(saving.period());
     if communication == Communication::Auto {
         return steps_per_second(calls, step).map(Sample::from);
     }

@@ -2,7 +2,6 @@
 
 use distribute_base::{Error, ErrorKind};
 use distribute_cluster::{ReplicaCount, World};
-use distribute_tensor::Compression;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -55,13 +54,7 @@ impl LocalSteps {
 
     /// Returns the reason why local steps are not possible with these numbers or in this strategy; `None` if they are.
     /// `world` is the world of the strategy's group, if it has one.
-    pub fn contradiction(
-        &self,
-        compression: Compression,
-        world: Option<World>,
-        is_elastic: bool,
-        has_servers: bool,
-    ) -> Option<String> {
+    pub fn contradiction(&self, world: Option<World>, is_elastic: bool, has_servers: bool) -> Option<String> {
         let Self { steps, outer } = self;
         let fits = match outer {
             Outer::Average => true,
@@ -74,11 +67,6 @@ impl LocalSteps {
         } else if !fits {
             Some(format!(
                 "local_steps with {outer:?}: the learning rate must be positive and finite, and the momentum in [0, 1)"
-            ))
-        } else if compression != Compression::None {
-            Some(format!(
-                "local_steps, so gradients are not sent to other workers, but also compression {compression} of gradients: \
-                 leave out one of the two"
             ))
         } else if has_servers {
             Some(
@@ -232,24 +220,22 @@ mod tests {
     fn what_does_not_combine_is_named() {
         let good = LocalSteps { steps: 3, outer: DILOCO };
         let two = World::new(2, 0, 1).ok();
-        let none = Compression::None;
-        assert_eq!(good.contradiction(none, two, false, false), None);
-        assert_eq!(good.contradiction(none, None, false, false), None);
+        assert_eq!(good.contradiction(two, false, false), None);
+        assert_eq!(good.contradiction(None, false, false), None);
         let with = |learning_rate, momentum| LocalSteps {
             outer: Outer::Nesterov { learning_rate, momentum },
             ..good
         };
-        for (of, compression, world, elastic, servers, text) in [
-            (LocalSteps { steps: 0, ..good }, none, two, false, false, "at least 1"),
-            (with(0., 0.9), none, two, false, false, "must be positive"),
-            (with(f64::NAN, 0.9), none, two, false, false, "must be positive"),
-            (with(0.7, 1.), none, two, false, false, "in [0, 1)"),
-            (good, Compression::Bf16, two, false, false, "compression bf16"),
-            (good, none, two, true, false, "min_workers"),
-            (good, none, two, false, true, "tables"),
-            (good, none, World::logical(2, 0, 5).ok(), false, false, "logical_replicas"),
+        for (of, world, elastic, servers, text) in [
+            (LocalSteps { steps: 0, ..good }, two, false, false, "at least 1"),
+            (with(0., 0.9), two, false, false, "must be positive"),
+            (with(f64::NAN, 0.9), two, false, false, "must be positive"),
+            (with(0.7, 1.), two, false, false, "in [0, 1)"),
+            (good, two, true, false, "min_workers"),
+            (good, two, false, true, "tables"),
+            (good, World::logical(2, 0, 5).ok(), false, false, "logical_replicas"),
         ] {
-            let found = of.contradiction(compression, world, elastic, servers).unwrap();
+            let found = of.contradiction(world, elastic, servers).unwrap();
             assert!(found.contains(text), "{text:?} is not in {found:?}");
         }
     }

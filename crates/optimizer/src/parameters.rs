@@ -42,9 +42,9 @@ pub(crate) struct Parameters {
     pub(crate) rounding: Vec<Option<StochasticRounding>>,
     /// The buckets into which layers write gradients.
     pub(crate) buckets: Arc<BucketPool>,
-    /// The codec of each trained variable whose gradients have error feedback.
+    /// The codec of each trained variable that is sent with error feedback.
     pub(crate) codecs: Vec<Option<Codec>>,
-    /// The residuals of gradients that have error feedback.
+    /// The residuals of what is sent with error feedback.
     pub(crate) feedback: Feedback,
 }
 
@@ -125,14 +125,32 @@ impl Parameters {
         })
     }
 
-    /// Returns the form in which gradients of `f32` are sent to other workers.
+    /// Returns the form in which gradients of `f32`, or what workers have changed in local steps, are sent to other
+    /// workers.
     pub(crate) fn compression(&self) -> Compression {
         self.strategy.extended().compression()
     }
 
+    /// Returns the form in which gradients of `f32` are sent to other workers. With local steps, none are sent.
+    pub(crate) fn compression_of_gradients(&self) -> Compression {
+        self.strategy.local_steps().map_or_else(|| self.compression(), |_| Compression::None)
+    }
+
     /// Returns the type in which gradients of `f32` that have no error feedback are sent to other workers.
     pub(crate) fn wire(&self) -> Wire {
-        self.compression().wire()
+        self.compression_of_gradients().wire()
+    }
+
+    /// Returns the variables that are sent with error feedback, in ascending order.
+    pub(crate) fn with_feedback(&self) -> impl Iterator<Item = usize> {
+        self.codecs.iter().enumerate().filter(|(_, codec)| codec.is_some()).map(|(number, _)| number)
+    }
+
+    /// Returns the world of the replicas that have residuals. With local steps, each worker counts as one replica.
+    pub(crate) fn senders(&self) -> World {
+        let world = self.strategy.world();
+        let of_workers = || World::new(world.workers(), world.worker(), 1).ok();
+        self.strategy.local_steps().and_then(|_| of_workers()).unwrap_or(world)
     }
 
     /// Returns the index of the trained variable with the given name.
@@ -221,7 +239,7 @@ impl Parameters {
     /// Returns candle's error if a copy cannot be updated. The step is then not counted.
     pub(crate) fn commit(&self, change: &Change<'_>) -> Result<()> {
         self.copy_to_followers()?;
-        if self.compression().has_feedback() {
+        if self.compression_of_gradients().has_feedback() {
             self.feedback.commit(change.number());
         }
         change.commit();

@@ -17,7 +17,9 @@ use serde_json::json;
 ///
 /// If gradients are compressed with error feedback, the residual of each replica is saved, under names such as
 /// `optimizer/compression/residual/3/fc.weight`. Each replica restores its own residual; with fewer replicas, the
-/// residuals of the missing ones are added to those of the others in turn.
+/// residuals of the missing ones are added to those of the others in turn. After local steps, each worker has one
+/// residual, as if it were a replica. Residuals of gradients are not restored after local steps, nor the other way
+/// round.
 ///
 /// If the workers make [local steps](distribute_core::strategy::LocalSteps), the slots of each worker are saved: those
 /// of the first one as usual, and those of others under names such as `optimizer/local_steps/worker/1/m/fc.weight`. The
@@ -125,7 +127,8 @@ impl<R: Rule> Checkpointed for Optimizer<R> {
             learning_rate.map_or(Ok(()), |learning_rate| optimizer.rate.set(learning_rate))?;
             slots(&change)?;
             loss_scale.into_iter().for_each(|state| optimizer.loss_scaling.restore(state));
-            feedback(finished);
+            // A worker may have skipped local steps that others have made.
+            feedback(local.as_ref().map_or(finished, |(_, restored)| restored.outer));
             change.set_finished(finished);
             local.into_iter().for_each(|(local, restored)| local.set(restored));
             Ok(())

@@ -31,22 +31,36 @@ struct Trained<M> {
 const BF16: Saving = Saving::Compression(Compression::Bf16);
 
 /// The options with which each model is trained.
-const MLP: [Saving; 6] = [
+const MLP: [Saving; 8] = [
     Saving::NONE,
     BF16,
     Saving::Compression(Compression::EightBits),
     Saving::Compression(Compression::TopK),
     Saving::Compression(Compression::LowRank { rank: 4 }),
-    Saving::LocalSteps(10),
+    Saving::LocalSteps(10, Compression::None),
+    Saving::LocalSteps(10, Compression::EightBits),
+    Saving::LocalSteps(10, Compression::TopK),
 ];
 const RECOMMENDER: [Saving; 3] = [Saving::NONE, BF16, Saving::Tables];
 const ZIPF: [Saving; 3] = [Saving::NONE, Saving::Tables, Saving::CachedTables(4)];
 
+/// Calls the function of each model with each of its options, in the order of the figures.
+fn each<T>(
+    mlp: impl Fn(Saving) -> T,
+    recommender: impl Fn(Saving) -> T,
+    zipf: impl Fn(Saving) -> T,
+) -> Vec<T> {
+    let all = MLP.into_iter().map(mlp).chain(RECOMMENDER.into_iter().map(recommender));
+    all.chain(ZIPF.into_iter().map(zipf)).collect()
+}
+
 /// Returns the names of all figures over a link with this rate.
 pub fn names(rate: Rate) -> Vec<String> {
-    let mlp = MLP.into_iter().map(|saving| name::<Mlp>(rate, saving));
-    let recommender = RECOMMENDER.into_iter().map(|saving| name::<Recommender>(rate, saving));
-    mlp.chain(recommender).chain(ZIPF.into_iter().map(|saving| name::<Zipf>(rate, saving))).collect()
+    each(
+        |saving| name::<Mlp>(rate, saving),
+        |saving| name::<Recommender>(rate, saving),
+        |saving| name::<Zipf>(rate, saving),
+    )
 }
 
 /// Returns all figures between the hosts, whose link has the given rate.
@@ -54,9 +68,11 @@ pub fn figures(rate: Rate, hosts: Hosts) -> Vec<Box<dyn Figure>> {
     fn of<M: Model>(rate: Rate, hosts: Hosts, saving: Saving) -> Box<dyn Figure> {
         Box::new(Trained::<M> { rate, hosts, saving, model: PhantomData })
     }
-    let mlp = MLP.into_iter().map(|saving| of::<Mlp>(rate, hosts, saving));
-    let recommender = RECOMMENDER.into_iter().map(|saving| of::<Recommender>(rate, hosts, saving));
-    mlp.chain(recommender).chain(ZIPF.into_iter().map(|saving| of::<Zipf>(rate, hosts, saving))).collect()
+    each(
+        |saving| of::<Mlp>(rate, hosts, saving),
+        |saving| of::<Recommender>(rate, hosts, saving),
+        |saving| of::<Zipf>(rate, hosts, saving),
+    )
 }
 
 /// Returns the figure `name` between the hosts, or `None` if there is none of this name.

@@ -24,12 +24,7 @@ pub(super) fn check(extended: &dyn StrategyExtended) -> Result<()> {
         options: extended.communication_options(),
     };
     let local = extended.local_steps().filter(|local| !local.is_lock_step()).and_then(|local| {
-        local.contradiction(
-            extended.compression(),
-            claims.world,
-            extended.elastic().is_some(),
-            claims.servers.is_some(),
-        )
+        local.contradiction(claims.world, extended.elastic().is_some(), claims.servers.is_some())
     });
     if let Some(reason) = claims.contradiction().or_else(|| Some(format!("has {}", local?))) {
         return Err(Error::invalid("Strategy::new", format!("{} {reason}", extended.kind())));

@@ -5,11 +5,10 @@ use crate::Inner;
 use crate::header::OuterHeader;
 use crate::rate;
 use crate::step::agreement;
-use distribute_base::internal::Number;
 use distribute_base::{Error, Result};
 use distribute_cluster::{Fingerprint, Operation};
 use distribute_collective::Failure;
-use distribute_collective::group::{GroupCall, Real, SumOptions, numbers};
+use distribute_collective::group::GroupCall;
 use distribute_collective::threads::Member;
 use distribute_core::internal::{exchange_in_call, failure, wire};
 use distribute_decisions::internal::different_counts;
@@ -25,7 +24,7 @@ pub(super) enum Calls<'a> {
 
 impl Calls<'_> {
     /// Makes a call with the other workers. Returns `None`, without calling `make`, if there are none.
-    fn make<R>(
+    pub(super) fn make<R>(
         &self,
         operation: &'static str,
         part: &str,
@@ -44,77 +43,47 @@ impl Calls<'_> {
             }
         }
     }
-}
 
-/// Returns the sum of the contributions of all workers, in the fixed order of sums. `mine` is the contribution of this
-/// worker.
-///
-/// # Errors
-///
-/// All workers get the same error:
-/// - [`Error::Worker`]: the contribution of a worker is an error.
-/// - [`Error::Failed`], [`Error::InvalidArgument`]: the workers have different settings or learning rates, or have made
-///   different numbers of outer steps.
-/// - [`Error::Collective`]: a worker does not make the calls, fails or times out.
-pub(super) fn sum(
-    optimizer: &Inner,
-    operation: &'static str,
-    calls: &Calls<'_>,
-    header: &OuterHeader,
-    mine: Result<Flat>,
-) -> Result<Flat> {
-    let strategy = &optimizer.parameters.strategy;
-    let mut mine = Some(mine);
-    let missing = || Error::invalid(operation, "the weights of this worker are missing");
-    let exchanged = calls.make(operation, "whether its weights are ready", |calling| {
-        let mine = mine.take().unwrap_or_else(|| Err(missing()));
-        Ok(exchange_in_call(operation, calling, mine, |_| wire::encode(header)))
-    })?;
-    let Some(exchanged) = exchanged else { return mine.take().unwrap_or_else(|| Err(missing())) };
-    let (mine, records) = exchanged.map_err(|error| strategy.with_process(error))?;
-    let headers: Vec<OuterHeader> = wire::decode_all(operation, &records)?;
-    if headers.iter().any(|other| other.settings != header.settings) {
-        let differences = calls.make(operation, "its settings", |mut calling| {
-            agreement::exchange_settings(&mut calling, &optimizer.settings())
+    /// Compares the facts of an outer step. Returns `mine`, what this worker contributes, if all workers have their
+    /// contributions and the facts are equal.
+    ///
+    /// # Errors
+    ///
+    /// All workers get the same error:
+    /// - [`Error::Worker`]: the contribution of a worker is an error.
+    /// - [`Error::Failed`], [`Error::InvalidArgument`]: the workers have different settings or learning rates, or have
+    ///   made different numbers of outer steps.
+    /// - [`Error::Collective`]: a worker does not make the calls, fails or times out.
+    pub(super) fn compare(
+        &self,
+        optimizer: &Inner,
+        operation: &'static str,
+        header: &OuterHeader,
+        mine: Result<Flat>,
+    ) -> Result<Flat> {
+        let strategy = &optimizer.parameters.strategy;
+        let mut mine = Some(mine);
+        let missing = || Error::invalid(operation, "the weights of this worker are missing");
+        let exchanged = self.make(operation, "whether its weights are ready", |calling| {
+            let mine = mine.take().unwrap_or_else(|| Err(missing()));
+            Ok(exchange_in_call(operation, calling, mine, |_| wire::encode(header)))
         })?;
-        let differences = differences.flatten().unwrap_or_else(|| "they cannot be compared".to_owned());
-        return Err(agreement::differences_error(operation, &differences));
+        let Some(exchanged) = exchanged else { return mine.take().unwrap_or_else(|| Err(missing())) };
+        let (mine, records) = exchanged.map_err(|error| strategy.with_process(error))?;
+        let headers: Vec<OuterHeader> = wire::decode_all(operation, &records)?;
+        if headers.iter().any(|other| other.settings != header.settings) {
+            let differences = self.make(operation, "its settings", |mut calling| {
+                agreement::exchange_settings(&mut calling, &optimizer.settings())
+            })?;
+            let differences = differences.flatten().unwrap_or_else(|| "they cannot be compared".to_owned());
+            return Err(agreement::differences_error(operation, &differences));
+        }
+        let outer: Vec<_> = headers.iter().map(|header| header.outer).collect();
+        if let Some(error) = different_counts(operation, "outer steps", &outer) {
+            return Err(error);
+        }
+        let rates: Vec<f64> = headers.iter().filter_map(|header| header.learning_rate).collect();
+        rate::require_same(operation, &rates)?;
+        Ok(mine)
     }
-    let outer: Vec<_> = headers.iter().map(|header| header.outer).collect();
-    if let Some(error) = different_counts(operation, "outer steps", &outer) {
-        return Err(error);
-    }
-    let rates: Vec<f64> = headers.iter().filter_map(|header| header.learning_rate).collect();
-    rate::require_same(operation, &rates)?;
-    let options = SumOptions {
-        bytes_per_pack: strategy.extended().communication_options().bytes_per_pack,
-        ..SumOptions::default()
-    };
-    let f32 = sum_vector(operation, calls, "its weights", mine.f32, &options)?;
-    let f64 = sum_vector(operation, calls, "its weights of f64", mine.f64, &options)?;
-    Ok(Flat { f32, f64 })
-}
-
-/// Returns the sum of the workers' vectors, which must have the same length.
-fn sum_vector<F: Number + Real>(
-    operation: &'static str,
-    calls: &Calls<'_>,
-    part: &str,
-    mine: Vec<F>,
-    options: &SumOptions,
-) -> Result<Vec<F>> {
-    if mine.is_empty() {
-        return Ok(mine);
-    }
-    let sum = calls.make(operation, part, |mut calling| {
-        let bytes: &[u8] = bytemuck::cast_slice(&mine);
-        let mut vector = calling.buffers().take(bytes.len());
-        vector.bytes_mut().copy_from_slice(bytes);
-        let weights = vec![F::of(1.); calling.world().workers()];
-        let pieces = calling.all_reduce_vectors(&[vector.freeze()], &weights, options)?;
-        let mut sum = Vec::with_capacity(mine.len());
-        pieces.iter().for_each(|piece| sum.extend_from_slice(&numbers::<F>(piece)));
-        Ok(sum)
-    })?;
-    Ok(sum.unwrap_or(mine))
 }

@@ -4,10 +4,15 @@
 //! last local step before it: if the outer step fails on a worker, that worker has not made the local step either. When
 //! a step begins, the workers compare their positions within the local steps, and their numbers of outer steps.
 //!
+//! If the strategy has a compression, workers send what they have changed since the last outer step in a compressed
+//! form, with error feedback like gradients. The new weights begin at those after the last outer step, and change by
+//! what all workers have decoded.
+//!
 //! | module | contents |
 //! |---|---|
 //! | `outer` | the new weights as pure functions |
 //! | `exchange` | the calls of an outer step, in a step or between two |
+//! | `mean` | the mean of what all workers contribute, compressed or not |
 //! | `flat` | the values of all trained variables as vectors |
 //! | `state` | local steps in a checkpoint |
 
@@ -20,6 +25,7 @@
 
 mod exchange;
 mod flat;
+mod mean;
 mod outer;
 mod state;
 
@@ -29,6 +35,7 @@ use crate::progress::Change;
 use crate::slots::Slots;
 use crate::step::StepContext;
 use crate::step::decide::{StepDecision, StepLog};
+use crate::sync::Threads;
 use crate::{Inner, Optimizer};
 use candle_core::TensorId;
 use distribute_base::internal::lock;
@@ -36,7 +43,7 @@ use distribute_base::{Error, Result};
 use distribute_collective::threads::Member;
 use distribute_core::Strategy;
 use distribute_core::internal::require_outside_of_run;
-use distribute_core::strategy::{LocalSteps, Outer};
+use distribute_core::strategy::{Compression, LocalSteps, Outer};
 use distribute_decisions::internal::digest;
 use distribute_log::warn_or_stderr;
 use distribute_optim::Rule;
@@ -61,7 +68,7 @@ struct State {
     since: u64,
     /// The number of outer steps.
     outer: u64,
-    /// The weights after the last outer step. `None` if the outer step does not need them, or if no local step has
+    /// The weights after the last outer step. `None` if the outer step does not begin at them, or if no local step has
     /// begun since, so the variables still contain them.
     agreed: Option<Arc<Flat>>,
     /// The momentum of outer steps, which is the same on all workers; `None` before the first outer step, and if outer
@@ -139,7 +146,7 @@ impl LocalTraining {
     pub(crate) fn begin(&self, optimizer: &Inner, operation: &'static str) -> Result<Option<OuterHeader>> {
         let mut state = lock(&self.state);
         let is_outer = state.since + 1 >= self.settings.steps;
-        let is_first = state.since == 0 && self.settings.outer != Outer::Average;
+        let is_first = state.since == 0 && self.begins_at_agreed();
         if !is_outer && !is_first {
             return Ok(None);
         }
@@ -180,9 +187,9 @@ impl LocalTraining {
             // All replicas have left the previous call on the leader.
             let met = sync.run_on_each("its local steps", |_| Ok(()));
             met.and_then(|_| {
-                sync.run_on_leader(|_| {
+                sync.run_on_leader(|threads| {
                     let calls = Calls::InStep { member: group, fingerprint: sync.fingerprint };
-                    self.agree(optimizer, operation, &calls, &header)
+                    self.agree(optimizer, operation, &calls, &header, threads)
                 })
             })
             .or_else(|error| {
@@ -209,7 +216,7 @@ impl LocalTraining {
             return Ok(());
         }
         let calls = Calls::Between { optimizer, at };
-        self.agree(optimizer, OPERATION, &calls, &header(optimizer, outer))?;
+        self.agree(optimizer, OPERATION, &calls, &header(optimizer, outer), &Threads::alone())?;
         self.strategy.record_write();
         Ok(())
     }
@@ -221,6 +228,7 @@ impl LocalTraining {
         operation: &'static str,
         calls: &Calls<'_>,
         header: &OuterHeader,
+        threads: &Threads<'_>,
     ) -> Result<()> {
         let _span = tracing::trace_span!("outer step").entered();
         let (agreed, momentum) = {
@@ -231,19 +239,23 @@ impl LocalTraining {
             let weights = weights(optimizer, &optimizer.progress.change(operation)?)?;
             Ok(agreed.as_deref().map_or_else(|| weights.clone(), |agreed| agreed.minus(&weights)))
         };
-        let mut mean = exchange::sum(optimizer, operation, calls, header, contribution())?;
-        mean.divide(self.strategy.world().workers());
+        let mine = calls.compare(optimizer, operation, header, contribution())?;
+        let mean = mean::of(optimizer, operation, calls, mine, header.outer + 1, threads)?;
         let (weights, momentum) = match (self.settings.outer, agreed) {
+            // The contributions are weights.
+            (_, None) => (mean, None),
+            (Outer::Average, Some(agreed)) => (agreed.minus(&mean), None),
             (Outer::Nesterov { learning_rate, momentum: decay }, Some(agreed)) => {
                 let mut momentum = momentum.unwrap_or_else(|| mean.zeros());
                 let mut weights = Arc::unwrap_or_clone(agreed);
                 weights.descend(&mean, &mut momentum, learning_rate, decay)?;
                 (weights, Some(momentum))
             }
-            _ => (mean, None),
         };
         let change = optimizer.progress.change(operation)?;
         write(optimizer, &weights, &change)?;
+        // INV-94: nothing fails from here on.
+        optimizer.parameters.feedback.commit(header.outer + 1);
         lock(&self.state).momentum = momentum;
         self.set_position(0, header.outer + 1);
         Ok(())
@@ -272,6 +284,12 @@ impl LocalTraining {
                 Error::IncompleteState { operation, step, reason, source }
             }
         })
+    }
+
+    /// Returns `true` if outer steps begin at the weights after the last one, so workers send what they have changed.
+    /// Otherwise they send their weights.
+    fn begins_at_agreed(&self) -> bool {
+        self.settings.outer != Outer::Average || self.strategy.extended().compression() != Compression::None
     }
 
     /// Returns the number of steps since the last outer step, and the number of outer steps.

@@ -14,7 +14,7 @@ use distribute_checkpoint::{Reader, Writer};
 use distribute_cluster::{Fingerprint, Operation};
 use distribute_collective::group::numbers;
 use distribute_core::internal::wire;
-use distribute_core::strategy::Outer;
+use distribute_core::strategy::Compression;
 use distribute_tensor::HostTensor;
 use serde::{Deserialize, Serialize};
 use std::panic::Location;
@@ -45,7 +45,8 @@ struct Saved {
 #[derive(Debug, Default)]
 pub(crate) struct Restored {
     since: u64,
-    outer: u64,
+    /// The number of outer steps.
+    pub(crate) outer: u64,
     agreed: Option<Flat>,
     momentum: Option<Flat>,
     /// The values of this worker; `None` if the checkpoint is that of a training in lock step.
@@ -144,10 +145,15 @@ impl LocalTraining {
         let flat =
             |what: &str| Flat::from_checkpoint(from, parameters, |variable| name(prefix, what, variable));
         let agreed = if saved.since > 0 { flat("agreed")? } else { None };
-        if saved.since > 0 && agreed.is_none() && self.settings.outer != Outer::Average {
+        if saved.since > 0 && agreed.is_none() && self.begins_at_agreed() {
+            let form = match parameters.compression() {
+                Compression::None => String::new(),
+                form => format!(" with compression {form}"),
+            };
             let reason = format!(
-                "{} was saved {} steps after an outer step without momentum, and does not have the weights that {:?} needs: \
-                 use Outer::Average, or a checkpoint that was saved after an outer step",
+                "{} was saved {} steps after an outer step without momentum or compression, and does not have the weights \
+                 that {:?}{form} needs: use Outer::Average without compression, or a checkpoint that was saved after an \
+                 outer step",
                 from.path().display(),
                 saved.since,
                 self.settings.outer

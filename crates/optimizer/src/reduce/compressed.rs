@@ -1,9 +1,10 @@
-//! The exchange of dense gradients with error feedback.
+//! The exchange of vectors with error feedback: of dense gradients or, after local steps, of what they have changed.
 //!
 //! The contribution of a replica to a variable is its gradient times its weight in the sum, plus the replica's
 //! residual. Each worker sends the compressed contributions of its replicas, the *packets*, to all others. Each worker
 //! decodes the packets of all replicas and adds them up in the same order, so the sum is bit-identical for any
-//! distribution of the replicas over workers. A single worker does the same without sending.
+//! distribution of the replicas over workers. A single worker does the same without sending. After local steps, each
+//! worker is like one replica.
 //!
 //! | round | all codecs but one | low rank |
 //! |---|---|---|
@@ -34,23 +35,18 @@ use std::sync::Mutex;
 /// The number of elements that a thread decodes and adds up at a time.
 const RANGE: usize = 16 * CHUNK;
 
-/// Returns the variables whose gradients have error feedback in this step, in ascending order.
-pub(crate) fn variables<'a>(
-    parameters: &'a Parameters,
-    headers: &[&StepHeader],
-) -> impl Iterator<Item = usize> + use<'a> {
-    let kinds = StepHeader::kinds_of_sums(headers);
-    let codecs = parameters.codecs.iter().zip(kinds).enumerate();
-    codecs.filter_map(|(number, (codec, kind))| codec.filter(|_| kind == GradientKind::Dense).map(|_| number))
+/// Returns the variables whose gradients have error feedback in a step, in ascending order. `kinds` are those of the
+/// sums.
+pub(crate) fn variables(parameters: &Parameters, kinds: &[GradientKind]) -> Vec<usize> {
+    let all = parameters.with_feedback();
+    all.filter(|number| kinds.get(*number) == Some(&GradientKind::Dense)).collect()
 }
 
 /// Exchanges the gradients that have error feedback. Returns the sum over all replicas for each of these variables;
-/// with a sharded state, only the elements that this worker updates. The new residuals are
-/// [prepared](crate::feedback::Feedback::prepare) before the last message is sent.
+/// with a sharded state, only the elements that this worker updates.
 ///
 /// # Errors
-/// - The same error on all workers: a worker disconnects, times out or fails.
-/// - An error on this worker only: its own gradients cannot be read, or received data is malformed.
+/// Returns the errors of [`Exchange::sums`], and an error on this worker if its own gradients cannot be read.
 pub(crate) fn exchange(
     calling: Option<&mut GroupCall<'_>>,
     parameters: &Parameters,
@@ -59,20 +55,38 @@ pub(crate) fn exchange(
     step: u64,
     threads: &Threads<'_>,
 ) -> Result<Vec<(usize, ReplicaGradient)>> {
-    let variables: Vec<usize> = variables(parameters, headers).collect();
-    let (worker, replicas) =
-        calling.as_ref().map_or((0, mine.len()), |c| (c.world().worker(), c.world().replicas()));
-    let mut exchange = Exchange { calling, parameters, headers, worker, replicas, threads };
-    let contributions = exchange.contributions(&variables, mine)?;
-    let (ranges, matrices): (Vec<_>, Vec<_>) =
-        variables.into_iter().partition(|number| range_codec(parameters, *number).is_some());
-    parameters.feedback.begin(step);
-    let (of_ranges, of_matrices): (Vec<_>, Vec<_>) =
-        contributions.into_iter().partition(|one| range_codec(parameters, one.variable).is_some());
-    // A form has either packets or factors.
-    let mut sums = exchange.packets(&ranges, of_ranges)?;
-    sums.extend(exchange.factors(&matrices, of_matrices)?);
-    sums.into_iter().map(|(number, sum)| Ok((number, exchange.gradient(number, sum)?))).collect()
+    let variables = variables(parameters, &StepHeader::kinds_of_sums(headers));
+    let tasks = mine.iter().enumerate().flat_map(|(replica, (weight, gradients))| {
+        let one = move |variable: &usize| Some((replica, *variable, *weight, gradients[*variable].as_ref()?));
+        variables.iter().filter_map(one)
+    });
+    let contributions = contributions(threads, tasks.collect(), |(replica, variable, weight, gradient)| {
+        let (_, var) = &parameters.variables[variable];
+        with_dense(gradient, var, |gradient| {
+            Contribution::new(parameters, (replica, variable), weight as f32, gradient)
+        })
+    })?;
+    // A replica without a gradient keeps its residual (INV-9).
+    let contributes =
+        |replica: usize, variable: usize| headers[replica].kinds[variable] != GradientKind::Missing;
+    let of =
+        Senders { operation: "minimize", each: mine.len(), all: headers.len(), contributes: &contributes };
+    let sums = Exchange::new(calling, parameters, of, threads).sums(&variables, contributions, step)?;
+    sums.into_iter().map(|(number, sum)| Ok((number, gradient(parameters, number, sum)?))).collect()
+}
+
+/// Converts the sum of a variable's gradients to a gradient; with a sharded state, only the elements that this worker
+/// updates.
+fn gradient(parameters: &Parameters, variable: usize, sum: Vec<f32>) -> Result<ReplicaGradient> {
+    let tensor = match &parameters.partition {
+        Some(partition) => {
+            let own: Range<usize> = partition.own_range(variable);
+            let own = sum.get(own).unwrap_or_default();
+            Tensor::from_vec(own.to_vec(), own.len(), &Device::Cpu)?
+        }
+        None => Tensor::from_vec(sum, parameters.variables[variable].1.shape(), &Device::Cpu)?,
+    };
+    Ok(ReplicaGradient::Dense(Dense::Host(tensor)))
 }
 
 /// Returns the codec of a variable whose packets consist of independent ranges; `None` for other codecs.
@@ -93,7 +107,7 @@ fn shape(parameters: &Parameters, variable: usize) -> Option<Shape> {
 }
 
 /// The contribution of a replica of this worker to the sum of a variable's gradients.
-struct Contribution {
+pub(crate) struct Contribution {
     /// The index of the replica on this worker.
     replica: usize,
     variable: usize,
@@ -101,56 +115,101 @@ struct Contribution {
 }
 
 impl Contribution {
+    /// Returns a weighted gradient, with the residual of the replica and variable added.
+    pub(crate) fn new(
+        parameters: &Parameters,
+        (replica, variable): (usize, usize),
+        weight: f32,
+        gradient: &[f32],
+    ) -> Self {
+        let feedback = &parameters.feedback;
+        let mut values = feedback.memory(gradient.len());
+        feedback.with_residual(replica, variable, |residual| add(gradient, weight, residual, &mut values));
+        Self { replica, variable, values }
+    }
+
     fn into_residual(self) -> Residual {
         (self.replica, self.variable, self.values)
     }
 }
 
+/// Makes a contribution of each task, on all threads. Returns them in the order of replicas and variables.
+pub(crate) fn contributions<T: Send>(
+    threads: &Threads<'_>,
+    tasks: Vec<T>,
+    make: impl Fn(T) -> Result<Contribution> + Sync,
+) -> Result<Vec<Contribution>> {
+    let made = Mutex::new(Vec::new());
+    each(threads, tasks, |task| {
+        let one = make(task)?;
+        lock(&made).push(one);
+        Ok(())
+    })?;
+    let mut made = made.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    made.sort_by_key(|one| (one.replica, one.variable));
+    Ok(made)
+}
+
 /// The index of a variable, and the sum of its gradients over all replicas.
-type Sum = (usize, Vec<f32>);
+pub(crate) type Sum = (usize, Vec<f32>);
+
+/// The replicas that send contributions, or after local steps the workers.
+pub(crate) struct Senders<'a> {
+    /// The operation in errors.
+    pub(crate) operation: &'static str,
+    /// The number of replicas of each worker.
+    pub(crate) each: usize,
+    /// The number of replicas of all workers.
+    pub(crate) all: usize,
+    /// Returns `true` if a replica contributes to a variable.
+    pub(crate) contributes: &'a (dyn Fn(usize, usize) -> bool + Sync),
+}
 
 /// The exchange of one step.
-struct Exchange<'a, 'g> {
+pub(crate) struct Exchange<'a, 'g> {
     /// The call with the other workers; `None` if there are none.
     calling: Option<&'a mut GroupCall<'g>>,
     parameters: &'a Parameters,
-    /// The headers of all replicas of all workers.
-    headers: &'a [&'a StepHeader],
+    of: Senders<'a>,
     /// The index of this worker.
     worker: usize,
-    /// The number of replicas of each worker.
-    replicas: usize,
     threads: &'a Threads<'a>,
 }
 
-impl Exchange<'_, '_> {
-    /// Returns `true` if a replica contributes to a variable. A replica without a gradient keeps its residual.
-    // INV-9
-    fn contributes(&self, replica: usize, variable: usize) -> bool {
-        self.headers[replica].kinds[variable] != GradientKind::Missing
+impl<'a, 'g> Exchange<'a, 'g> {
+    pub(crate) fn new(
+        calling: Option<&'a mut GroupCall<'g>>,
+        parameters: &'a Parameters,
+        of: Senders<'a>,
+        threads: &'a Threads<'a>,
+    ) -> Self {
+        let worker = calling.as_ref().map_or(0, |calling| calling.world().worker());
+        Self { calling, parameters, of, worker, threads }
     }
 
-    /// Returns the contributions of this worker's replicas: weighted gradients, with the residuals added.
-    fn contributions(&self, variables: &[usize], mine: &[Weighted<'_>]) -> Result<Vec<Contribution>> {
-        let all = mine.iter().enumerate().flat_map(|(replica, (weight, gradients))| {
-            let one =
-                move |variable: &usize| Some((replica, *variable, *weight, gradients[*variable].as_ref()?));
-            variables.iter().filter_map(one)
-        });
-        let made = Mutex::new(Vec::new());
-        each(self.threads, all.collect(), |(replica, variable, weight, gradient)| {
-            let (_, var) = &self.parameters.variables[variable];
-            let feedback = &self.parameters.feedback;
-            let mut values = feedback.memory(var.elem_count());
-            feedback.with_residual(replica, variable, |residual| {
-                with_dense(gradient, var, |gradient| add(gradient, weight as f32, residual, &mut values))
-            })?;
-            lock(&made).push(Contribution { replica, variable, values });
-            Ok(())
-        })?;
-        let mut made = made.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
-        made.sort_by_key(|one| (one.replica, one.variable));
-        Ok(made)
+    /// Exchanges the contributions to the variables, which are in ascending order. Returns the sum over all replicas
+    /// for each of them. The new residuals are [prepared](crate::feedback::Feedback::prepare) as those of step number
+    /// `step` before the last message is sent.
+    ///
+    /// # Errors
+    /// - The same error on all workers: a worker disconnects, times out or fails.
+    /// - An error on this worker only: received data is malformed.
+    pub(crate) fn sums(
+        mut self,
+        variables: &[usize],
+        mine: Vec<Contribution>,
+        step: u64,
+    ) -> Result<Vec<Sum>> {
+        let parameters = self.parameters;
+        let has_packets = |variable: usize| range_codec(parameters, variable).is_some();
+        let (ranges, matrices): (Vec<_>, Vec<_>) = variables.iter().partition(|number| has_packets(**number));
+        let (of_ranges, of_matrices): (Vec<_>, Vec<_>) =
+            mine.into_iter().partition(|one| has_packets(one.variable));
+        parameters.feedback.begin(step);
+        // A form has either packets or factors.
+        let mut sums = self.packets(&ranges, of_ranges)?;
+        sums.extend(self.factors(&matrices, of_matrices)?);
+        Ok(sums)
     }
 
     /// Encodes contributions as packets, exchanges them, and returns their sums.
@@ -158,12 +217,12 @@ impl Exchange<'_, '_> {
         if variables.is_empty() {
             return Ok(Vec::new());
         }
-        let Self { parameters, threads, .. } = *self;
+        let (parameters, threads) = (self.parameters, self.threads);
         let len = |variable: usize| {
             let count = parameters.variables[variable].1.elem_count();
             range_codec(parameters, variable).map_or(0, |codec| codec.packet_len(count))
         };
-        let records = self.all_gather(variables, "its compressed gradients", len, |record| {
+        let records = self.all_gather(variables, "its packets", len, |record| {
             let mut rest = record;
             let tasks = mine.iter_mut().map(|one| {
                 let packet = rest.split_off_mut(..len(one.variable)).unwrap_or_default();
@@ -186,9 +245,11 @@ impl Exchange<'_, '_> {
             let variable = *variable;
             sum.chunks_mut(RANGE).enumerate().map(move |(at, sum)| (variable, packets, at * RANGE, sum))
         });
+        let operation = self.of.operation;
         each(threads, tasks.collect(), |(variable, packets, first, sum)| {
             match range_codec(parameters, variable) {
-                Some(codec) => decode_sum(codec, packets, first, sum),
+                Some(codec) => decode_sum(codec, packets, first, sum)
+                    .map_err(|source| Error::Tensor { operation, source }),
                 None => Ok(()),
             }
         })?;
@@ -292,15 +353,15 @@ impl Exchange<'_, '_> {
         fill: impl FnOnce(&mut [u8]) -> Result<()>,
     ) -> Result<Vec<Vec<Option<Bytes>>>> {
         let parts = |this: &Self, worker: usize| -> Vec<(usize, usize, usize)> {
-            let replicas = worker * this.replicas..(worker + 1) * this.replicas;
+            let replicas = worker * this.of.each..(worker + 1) * this.of.each;
             let all = replicas.flat_map(|replica| {
                 let variables = variables.iter().enumerate();
-                let there = variables.filter(move |(_, variable)| this.contributes(replica, **variable));
+                let there = variables.filter(move |(_, variable)| (this.of.contributes)(replica, **variable));
                 there.map(move |(at, variable)| (replica, at, *variable))
             });
             all.map(|(replica, at, variable)| (replica, at, len(variable))).collect()
         };
-        let workers = self.headers.len() / self.replicas.max(1);
+        let workers = self.of.all / self.of.each.max(1);
         let of_workers: Vec<_> = (0..workers).map(|worker| parts(self, worker)).collect();
         let size = |worker: usize| of_workers[worker].iter().map(|(.., len)| len).sum::<usize>();
         let records = match self.calling.as_ref().map(|calling| calling.buffers().clone()) {
@@ -308,7 +369,7 @@ impl Exchange<'_, '_> {
                 let mut mine = buffers.take(size(self.worker));
                 fill(mine.bytes_mut())?;
                 let Some(calling) = &mut self.calling else { return Ok(Vec::new()) };
-                calling.all_gather_sized(what, mine.freeze(), size).map_err(failure("minimize"))?
+                calling.all_gather_sized(what, mine.freeze(), size).map_err(failure(self.of.operation))?
             }
             None => {
                 let mut mine = vec![0; size(self.worker)];
@@ -316,27 +377,13 @@ impl Exchange<'_, '_> {
                 vec![mine.into()]
             }
         };
-        let mut all = vec![vec![None; self.headers.len()]; variables.len()];
+        let mut all = vec![vec![None; self.of.all]; variables.len()];
         for (parts, mut record) in of_workers.iter().zip(records) {
             for (replica, at, len) in parts {
                 all[*at][*replica] = Some(record.split_to(*len));
             }
         }
         Ok(all)
-    }
-
-    /// Converts the sum of a variable's gradients to a gradient; with a sharded state, only the elements that this
-    /// worker updates.
-    fn gradient(&self, variable: usize, sum: Vec<f32>) -> Result<ReplicaGradient> {
-        let tensor = match &self.parameters.partition {
-            Some(partition) => {
-                let own: Range<usize> = partition.own_range(variable);
-                let own = sum.get(own).unwrap_or_default();
-                Tensor::from_vec(own.to_vec(), own.len(), &Device::Cpu)?
-            }
-            None => Tensor::from_vec(sum, self.parameters.variables[variable].1.shape(), &Device::Cpu)?,
-        };
-        Ok(ReplicaGradient::Dense(Dense::Host(tensor)))
     }
 }
 
@@ -350,7 +397,12 @@ struct Matrix {
 
 /// Decodes the same range of the packets of all replicas, and writes the sum. `first` is the first element of the
 /// range. A replica without a packet counts as zeros.
-fn decode_sum(codec: RangeCodec, packets: &[Option<Bytes>], first: usize, sum: &mut [f32]) -> Result<()> {
+fn decode_sum(
+    codec: RangeCodec,
+    packets: &[Option<Bytes>],
+    first: usize,
+    sum: &mut [f32],
+) -> Result<(), distribute_tensor::Error> {
     let mut decoded = vec![0f32; packets.len() * CHUNK.min(sum.len())];
     let weights = vec![1f32; packets.len()];
     for (chunk, sum) in sum.chunks_mut(CHUNK).enumerate() {
@@ -358,9 +410,7 @@ fn decode_sum(codec: RangeCodec, packets: &[Option<Bytes>], first: usize, sum: &
         let end = start + codec.packet_len(sum.len());
         for (packet, decoded) in packets.iter().zip(decoded.chunks_mut(sum.len())) {
             match packet.as_ref().and_then(|packet| packet.get(start..end)) {
-                Some(packet) => codec
-                    .decode(packet, decoded)
-                    .map_err(|source| Error::Tensor { operation: "minimize", source })?,
+                Some(packet) => codec.decode(packet, decoded)?,
                 None => decoded.fill(0.),
             }
         }
@@ -382,7 +432,7 @@ fn sum_numbers(records: &[Option<Bytes>], len: usize) -> Vec<f32> {
 }
 
 /// Calls `then` with the elements of a gradient on the host. Rows are first converted to a dense gradient.
-fn with_dense(gradient: &ReplicaGradient, variable: &Var, then: impl FnOnce(&[f32])) -> Result<()> {
+fn with_dense<R>(gradient: &ReplicaGradient, variable: &Var, then: impl FnOnce(&[f32]) -> R) -> Result<R> {
     match gradient {
         ReplicaGradient::Dense(dense) => Ok(dense.with_elements(then)?),
         ReplicaGradient::Rows(_) => match gradient.to_dense(variable)? {

@@ -95,7 +95,8 @@ impl<'b> Exchange<'_, 'b> {
         let Self { parameters, headers, .. } = self;
         let mut kinds = StepHeader::kinds_of_sums(headers);
         // These have been exchanged before.
-        compressed::variables(parameters, headers).for_each(|number| kinds[number] = GradientKind::Missing);
+        let before = compressed::variables(parameters, &kinds);
+        before.into_iter().for_each(|number| kinds[number] = GradientKind::Missing);
         let dense: Vec<bool> = kinds.iter().map(|kind| *kind == GradientKind::Dense).collect();
         let rows: Vec<usize> =
             (0..kinds.len()).filter(|number| kinds[*number] == GradientKind::Rows).collect();

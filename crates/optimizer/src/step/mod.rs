@@ -158,7 +158,7 @@ impl Inner {
         let mut calling = step.sync.group_call("its gradients");
         let exchanged = self.progress.change(log.operation).and_then(|change| {
             self.parameters.sync_to_host_with_slots(&change, step.copies)?;
-            let sums = if self.parameters.compression().has_feedback() {
+            let sums = if self.parameters.compression_of_gradients().has_feedback() {
                 let step = change.number();
                 compressed::exchange(calling.as_mut(), &self.parameters, headers, mine, step, threads)?
             } else {

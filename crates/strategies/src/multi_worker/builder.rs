@@ -201,6 +201,9 @@ impl MultiWorkerMirroredStrategyBuilder {
     /// single worker compresses as well. Transforms before the reduction get exact gradients, and those after it the
     /// received sum. All other values, and the new weights with a [sharded state], are sent unchanged.
     ///
+    /// With [`local_steps`](Self::local_steps), no gradients are sent. What a worker has changed since the last outer
+    /// step is sent in this form instead.
+    ///
     /// ```
     /// # use distribute::prelude::*;
     /// # use distribute::cluster::{ClusterSpec, Job, resolver::SimpleClusterResolver};
@@ -400,8 +403,7 @@ impl MultiWorkerMirroredStrategyBuilder {
             prepare(replicas);
             warn_single::suppress();
             let (compression, has_tables) = (self.compression, self.tables.hosts != TableHosts::Mirrored);
-            let local_steps =
-                local_steps::checked(self.local_steps, compression, group.world(), false, has_tables)?;
+            let local_steps = local_steps::checked(self.local_steps, group.world(), false, has_tables)?;
             let settings = (ServiceSettings::default(), self.servers);
             let tables = shared_tables(Some(&group), &self.tables, settings, options.timeout)?;
             let devices = devices.map_or_else(|| cpus(replicas), Ok)?;
@@ -439,7 +441,6 @@ impl MultiWorkerMirroredStrategyBuilder {
         }
         let local_steps = local_steps::checked(
             self.local_steps,
-            self.compression,
             world,
             elastic.min_workers < world.workers(),
             self.tables.hosts != TableHosts::Mirrored,

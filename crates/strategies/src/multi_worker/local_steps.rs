@@ -3,7 +3,7 @@
 use super::builder::MultiWorkerMirroredStrategyBuilder;
 use distribute_base::{Error, Result};
 use distribute_cluster::World;
-use distribute_core::strategy::{Compression, LocalSteps};
+use distribute_core::strategy::LocalSteps;
 
 const OPERATION: &str = "MultiWorkerMirroredStrategy";
 
@@ -22,8 +22,11 @@ impl MultiWorkerMirroredStrategyBuilder {
     /// [`Optimizer::finish_local_steps`](https://docs.rs/distribute/latest/distribute/struct.Optimizer.html#method.finish_local_steps)
     /// on all workers before saving, and before an evaluation.
     ///
-    /// This does not combine with compression, tables on workers or servers, logical replicas, a minimum number of
-    /// workers, a sharded state, averages of weights, or models whose graphs contain collectives.
+    /// With a [`compression`](Self::compression), an outer step sends what the worker has changed since the last one in
+    /// that form, with error feedback. The residual is that of the worker. Gradients are not compressed.
+    ///
+    /// This does not combine with tables on workers or servers, logical replicas, a minimum number of workers, a
+    /// sharded state, averages of weights, or models whose graphs contain collectives.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -59,13 +62,12 @@ impl MultiWorkerMirroredStrategyBuilder {
 /// - [`Error::InvalidArgument`]: local steps are not possible with these numbers or other settings.
 pub(super) fn checked(
     local: Option<LocalSteps>,
-    compression: Compression,
     world: World,
     is_elastic: bool,
     has_tables: bool,
 ) -> Result<Option<LocalSteps>> {
     let Some(local) = local.filter(|local| !local.is_lock_step()) else { return Ok(None) };
-    match local.contradiction(compression, Some(world), is_elastic, has_tables) {
+    match local.contradiction(Some(world), is_elastic, has_tables) {
         None => Ok(Some(local)),
         Some(reason) => Err(Error::invalid(OPERATION, format!("it has {reason}"))),
     }

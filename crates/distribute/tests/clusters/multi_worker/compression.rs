@@ -81,7 +81,8 @@ fn assert_same_for_any_spread(forms: &'static [Compression], plan: Plan) {
 const HALVES: [Compression; 2] = [Compression::Bf16, Compression::F16];
 
 /// The kinds of compression with error feedback.
-const LOSSY: [Compression; 3] = [Compression::EightBits, Compression::TopK, Compression::LowRank { rank: 2 }];
+pub(super) const LOSSY: [Compression; 3] =
+    [Compression::EightBits, Compression::TopK, Compression::LowRank { rank: 2 }];
 
 /// Returns a plan whose model has variables that are large enough to be compressed.
 fn large(rows: usize, batch: usize) -> Plan {

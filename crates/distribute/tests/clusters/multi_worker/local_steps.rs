@@ -1,6 +1,7 @@
 //! Workers that train alone and then agree on new weights: the same numbers as in a training that is computed by hand,
 //! the same bits on all workers and over all links, and fewer bytes.
 
+mod compressed;
 mod failures;
 mod refusals;
 mod runner;
@@ -12,7 +13,7 @@ use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{Init, linear};
 use distribute::nn::embedding;
 use distribute::optimizer::rules;
-use distribute::strategy::{Links, LocalSteps, Outer};
+use distribute::strategy::{Compression, Links, LocalSteps, MultiWorkerMirroredStrategyBuilder, Outer};
 use distribute::{
     Adam, Error, MirroredStrategy, MultiWorkerMirroredStrategy, ReduceOp, ReplicaContext, Replicated, Result,
     Sgd, Strategy,
@@ -38,19 +39,18 @@ pub(super) fn on<R: Send>(
     builder.on_threads(crate::multi_worker::links(workers, replicas), workers, worker).unwrap()
 }
 
-/// Calls `worker` on a thread for each group. Worker `w` has the local steps `local(w)`.
+/// Calls `worker` on a thread for each group. `set` sets the options of worker `w`.
 pub(super) fn on_groups<R: Send>(
     groups: Vec<Group>,
-    local: impl Fn(usize) -> LocalSteps + Sync,
+    set: impl Fn(usize, MultiWorkerMirroredStrategyBuilder) -> MultiWorkerMirroredStrategyBuilder + Sync,
     worker: impl Fn(&Strategy) -> Result<R> + Sync,
 ) -> Vec<R> {
     thread::scope(|scope| {
         let start = |(number, group)| {
-            let (local, worker) = (local(number), &worker);
+            let (set, worker) = (&set, &worker);
             scope.spawn(move || {
-                let strategy =
-                    MultiWorkerMirroredStrategy::builder().group(group).local_steps(local).build().unwrap();
-                worker(&strategy).unwrap()
+                let builder = MultiWorkerMirroredStrategy::builder().group(group);
+                worker(&set(number, builder).build().unwrap()).unwrap()
             })
         };
         let threads: Vec<_> = groups.into_iter().enumerate().map(start).collect();
@@ -66,9 +66,9 @@ pub(super) fn model(strategy: &Strategy) -> Result<Replicated<Layers>> {
 
 /// Returns the loss of a replica in a step, and its number of examples. `id` is the global id of the replica.
 pub(super) fn loss((a, b): &Layers, step: u64, id: usize) -> Result<(Tensor, usize)> {
-    let rows = 2 + id % 3;
-    let x = Tensor::arange(0f32, (rows * 5) as f32, &Device::Cpu)?;
-    let x = x.affine(0.37, step as f64 * 7.3 + id as f64)?.sin()?.reshape((rows, 5))?;
+    let (rows, columns) = (2 + id % 3, a.weight().dim(1)?);
+    let x = Tensor::arange(0f32, (rows * columns) as f32, &Device::Cpu)?;
+    let x = x.affine(0.37, step as f64 * 7.3 + id as f64)?.sin()?.reshape((rows, columns))?;
     Ok(((b.forward(&a.forward(&x)?.tanh()?)? - &x)?.sqr()?.mean_all()?, rows))
 }
 
@@ -95,14 +95,55 @@ pub(super) fn bits(weights: &[f32]) -> Vec<u32> {
     weights.iter().map(|x| x.to_bits()).collect()
 }
 
+/// Changes the weights of the last outer step to the new ones. `mean` is that of what the workers have changed, with
+/// the opposite sign.
+pub(super) fn outer_step(outer: Outer, agreed: &mut f32, momentum: &mut f32, mean: f32) {
+    *agreed -= match outer {
+        Outer::Average => mean,
+        Outer::Nesterov { learning_rate, momentum: decay } => {
+            let (rate, decay) = (learning_rate as f32, decay as f32);
+            *momentum = decay * *momentum + mean;
+            rate * (mean + decay * *momentum)
+        }
+    };
+}
+
 /// Returns the weights of each worker after each step, computed in one process. Each worker is a separate strategy, and
 /// outer steps are computed by hand.
 fn by_hand((workers, replicas): (usize, usize), local: LocalSteps, steps: u64) -> Vec<Vec<Vec<f32>>> {
+    let mut momentum = Vec::new();
+    by_hand_with((workers, replicas), model, local.steps, steps, |agreed, after| {
+        momentum.resize(agreed.len(), 0.);
+        for (at, agreed) in agreed.iter_mut().enumerate() {
+            // Two or three workers are added in their order.
+            let mean = |of: &dyn Fn(f32) -> f32| {
+                let sum = after.iter().map(|weights| of(weights[at])).reduce(|sum, x| sum + x).unwrap();
+                sum / workers as f32
+            };
+            match local.outer {
+                Outer::Average => *agreed = mean(&|weight| weight),
+                outer => {
+                    let mean = mean(&|weight| *agreed - weight);
+                    outer_step(outer, agreed, &mut momentum[at], mean);
+                }
+            }
+        }
+    })
+}
+
+/// Acts like [`by_hand`] for a model. `agree` changes the weights of the last outer step to the new ones; it gets those
+/// of each worker.
+pub(super) fn by_hand_with(
+    (workers, replicas): (usize, usize),
+    model: impl Fn(&Strategy) -> Result<Replicated<Layers>>,
+    steps_of_round: u64,
+    steps: u64,
+    mut agree: impl FnMut(&mut [f32], &[Vec<f32>]),
+) -> Vec<Vec<Vec<f32>>> {
     let strategies: Vec<_> = (0..workers).map(|_| MirroredStrategy::cpus(replicas).unwrap()).collect();
     let models: Vec<_> = strategies.iter().map(|strategy| model(strategy).unwrap()).collect();
     let optimizers: Vec<_> = models.iter().map(|model| Adam::new(&model.variables, 0.01).unwrap()).collect();
     let mut agreed = weights(&models[0]).unwrap();
-    let mut momentum = vec![0f32; agreed.len()];
     let mut all = vec![Vec::new(); workers];
     for step in 1..=steps {
         for (worker, ((strategy, model), optimizer)) in
@@ -115,23 +156,8 @@ fn by_hand((workers, replicas): (usize, usize), local: LocalSteps, steps: u64) -
             run.unwrap();
         }
         let mut after: Vec<Vec<f32>> = models.iter().map(|model| weights(model).unwrap()).collect();
-        if step % local.steps == 0 {
-            for (at, agreed) in agreed.iter_mut().enumerate() {
-                // Two or three workers are added in their order.
-                let mean = |of: &dyn Fn(f32) -> f32| {
-                    let sum = after.iter().map(|weights| of(weights[at])).reduce(|sum, x| sum + x).unwrap();
-                    sum / workers as f32
-                };
-                *agreed = match local.outer {
-                    Outer::Average => mean(&|weight| weight),
-                    Outer::Nesterov { learning_rate, momentum: decay } => {
-                        let (rate, decay) = (learning_rate as f32, decay as f32);
-                        let gradient = mean(&|weight| *agreed - weight);
-                        momentum[at] = decay * momentum[at] + gradient;
-                        *agreed - rate * (gradient + decay * momentum[at])
-                    }
-                };
-            }
+        if step % steps_of_round == 0 {
+            agree(&mut agreed, &after);
             for model in &models {
                 let mut rest = agreed.as_slice();
                 for name in model.variables.names() {
@@ -153,13 +179,21 @@ fn by_hand((workers, replicas): (usize, usize), local: LocalSteps, steps: u64) -
 
 /// Returns the weights of this worker after each step.
 fn trained(strategy: &Strategy, steps: u64) -> Result<Vec<Vec<f32>>> {
-    let model = model(strategy)?;
+    trained_with(strategy, &model(strategy)?, steps)
+}
+
+/// Acts like [`trained`] for a model.
+pub(super) fn trained_with(
+    strategy: &Strategy,
+    model: &Replicated<Layers>,
+    steps: u64,
+) -> Result<Vec<Vec<f32>>> {
     let optimizer = Adam::new(&model.variables, 0.01)?;
     let step = |step| {
-        strategy.run(&model, |ctx, layers| {
+        strategy.run(model, |ctx, layers| {
             step_of(ctx, &optimizer, layers, step, ctx.replica_id_in_sync_group())
         })?;
-        weights(&model)
+        weights(model)
     };
     (1..=steps).map(step).collect()
 }
@@ -277,11 +311,11 @@ fn a_single_worker_agrees_with_itself() {
 }
 
 /// Returns the number of bytes that all workers together send in ten steps.
-fn bytes_of_ten_steps(local: LocalSteps, workers: usize) -> usize {
+pub(super) fn bytes_of_ten_steps(local: LocalSteps, form: Compression, workers: usize) -> usize {
     let (groups, bytes) = counting_groups(workers, 1);
     let counted = on_groups(
         groups,
-        |_| local,
+        |_, builder| builder.local_steps(local).compression(form),
         |strategy| {
             let model = strategy.replicate(|vb| {
                 Ok::<_, Error>((
@@ -317,9 +351,10 @@ fn bytes_of_ten_steps(local: LocalSteps, workers: usize) -> usize {
 fn bytes_fall_by_the_number_of_steps() {
     watched(|| {
         for workers in [2, 3] {
-            let lock_step = bytes_of_ten_steps(local(1, Outer::Average), workers) as f64;
+            let bytes = |local| bytes_of_ten_steps(local, Compression::None, workers) as f64;
+            let lock_step = bytes(local(1, Outer::Average));
             for (steps, outer) in [(5, Outer::Average), (5, DILOCO), (10, DILOCO)] {
-                let bytes = bytes_of_ten_steps(local(steps, outer), workers) as f64;
+                let bytes = bytes(local(steps, outer));
                 let ratio = lock_step / bytes;
                 println!(
                     "{workers} workers, {steps} steps, {outer}: {bytes} of {lock_step} bytes, 1/{ratio:.2}"

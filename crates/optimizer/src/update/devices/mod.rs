@@ -94,7 +94,7 @@ impl Backend for Devices {
         let parameters = &*optimizer.parameters;
         let strategy = &parameters.strategy;
         if strategy.world().is_multi_worker()
-            || parameters.compression() != Compression::None
+            || parameters.compression_of_gradients() != Compression::None
             || !optimizer.groups.only_compute()
             || !strategy.devices().into_iter().all(DeviceName::can_update)
         {

@@ -7,8 +7,7 @@ use distribute::cluster::resolver::SimpleClusterResolver;
 use distribute::cluster::{ClusterSpec, Job};
 use distribute::nn::{batch_norm, embedding, loss};
 use distribute::strategy::{
-    Compression, Links, LocalSteps, MultiWorkerMirroredStrategyBuilder, Outer, RowFormat, TableHosts,
-    TableOptions,
+    Links, LocalSteps, MultiWorkerMirroredStrategyBuilder, Outer, RowFormat, TableHosts, TableOptions,
 };
 use distribute::{Adam, Error, ErrorKind, MultiWorkerMirroredStrategy, ReduceOp, Result, Sgd, Strategy};
 use distribute_collective::group::local as groups;
@@ -25,7 +24,6 @@ fn a_builder_refuses_what_does_not_combine_before_it_joins() {
     let nesterov = |learning_rate, momentum| local(3, Outer::Nesterov { learning_rate, momentum });
     let of = || builder(local(3, DILOCO));
     for (builder, text) in [
-        (of().compression(Compression::EightBits), "compression 8bit"),
         (of().tables(TableHosts::Workers), "tables on workers"),
         (of().logical_replicas(4), "logical_replicas"),
         (of().min_workers(1), "min_workers"),
@@ -136,7 +134,7 @@ fn workers_with_other_settings_get_one_error_in_the_first_step() {
     let run = |of: [LocalSteps; 2]| {
         let errors = on_groups(
             groups::groups(Links::Memory, 2, 1).unwrap(),
-            |worker| of[worker],
+            |worker, builder| builder.local_steps(of[worker]),
             |strategy| {
                 let error = strategy.run((), |_, ()| Ok(())).unwrap_err();
                 assert_eq!(error.kind(), ErrorKind::Disagreement, "{error}");
