@@ -92,8 +92,12 @@ struct Options {
 impl Options {
     /// Returns a builder with the options for what workers send.
     fn builder(&self) -> MultiWorkerMirroredStrategyBuilder {
-        let local = LocalSteps { steps: self.local_steps, outer: self.outer };
-        MultiWorkerMirroredStrategy::builder().compression(self.compression).local_steps(local)
+        self.lock_step().local_steps(LocalSteps { steps: self.local_steps, outer: self.outer })
+    }
+
+    /// Returns a builder of a training in lock step, with the form in which workers send gradients.
+    fn lock_step(&self) -> MultiWorkerMirroredStrategyBuilder {
+        MultiWorkerMirroredStrategy::builder().compression(self.compression)
     }
 
     /// Returns `true` if each worker makes some steps alone.
@@ -164,7 +168,7 @@ fn main() -> distribute::Result<()> {
     }
 }
 
-/// Trains with all replicas in one process, which changes gradients in the same way as several workers.
+/// Trains in lock step with all replicas in one process, which changes gradients in the same way as several workers.
 fn one_process(
     options: &Options,
     replicas: usize,
@@ -173,7 +177,7 @@ fn one_process(
     if options.compression == Compression::None {
         return train(&MirroredStrategy::cpus(replicas)?);
     }
-    let mut trained = options.builder().replicas(replicas).on_threads(Links::Memory, 1, train)?;
+    let mut trained = options.lock_step().replicas(replicas).on_threads(Links::Memory, 1, train)?;
     Ok(trained.remove(0))
 }
 

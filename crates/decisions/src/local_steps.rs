@@ -31,7 +31,8 @@ pub struct LocalSteps {
 #[doc(alias = "DiLoCo")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub enum Outer {
-    /// The new weights are the mean of the workers' weights.
+    /// The new weights are the mean of the workers' weights. If what workers send is compressed, they are the weights
+    /// before the local steps, changed by the mean of what the workers have sent.
     #[default]
     #[doc(alias = "FedAvg")]
     Average,

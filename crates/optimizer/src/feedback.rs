@@ -86,6 +86,19 @@ impl Feedback {
         found.map_or_else(|| vec![0.; len], |at| state.spare.swap_remove(at))
     }
 
+    /// Takes the state of the variables for which `stays` returns `true`. Discards the result of a step that was not
+    /// completed.
+    pub(crate) fn retained(&self, stays: impl Fn(usize) -> bool) -> Self {
+        let State { replicas, factors, step, .. } = std::mem::take(&mut *lock(&self.0));
+        let retain = |all: Vec<Vec<f32>>| -> Vec<Vec<f32>> {
+            let those = all.into_iter().enumerate().filter(|(variable, _)| stays(*variable));
+            those.map(|(_, one)| one).collect()
+        };
+        let replicas = replicas.into_iter().map(retain).collect();
+        let factors = retain(factors);
+        Self(Mutex::new(State { replicas, factors, step, ..State::default() }))
+    }
+
     /// Begins step number `step`. Discards the result of an earlier attempt.
     pub(crate) fn begin(&self, step: u64) {
         let mut state = lock(&self.0);
@@ -208,6 +221,19 @@ mod tests {
         send(&feedback, 2, 2.);
         feedback.commit(2);
         assert_eq!((residual(&feedback), feedback.factor(2, Vec::new)), (vec![2.; 3], vec![2.]));
+    }
+
+    #[test]
+    fn variables_that_stay_keep_their_residuals_and_factors() {
+        let feedback = Feedback::default();
+        send(&feedback, 4, 1.);
+        feedback.commit(4);
+        let feedback = feedback.retained(|variable| variable != 0);
+        let of = |variable| feedback.with_residual(1, variable, <[f32]>::to_vec);
+        assert_eq!((of(1), of(2)), (vec![1.; 3], Vec::new()));
+        assert_eq!(feedback.factor(1, Vec::new), [1.]);
+        feedback.keep(4);
+        assert_eq!(of(1), [1.; 3], "the step is the same");
     }
 
     // INV-42, INV-94

@@ -370,7 +370,8 @@ impl Inner {
         let backend = update::backend(&parameters)?;
         backend.require_rule("Optimizer::with_rule", &*rule)?;
         let loss_scaling = LossScaling::new(strategy.mixed_precision());
-        let local = LocalTraining::of(&parameters);
+        let number = strategy.next_optimizer();
+        let local = LocalTraining::of(&parameters, format!("{} {number}", rule.name()));
         if local.is_some() && parameters.is_any_rounded() {
             return Err(Error::NotSupported {
                 operation: "Optimizer::with_rule",
@@ -383,7 +384,7 @@ impl Inner {
             progress: Progress::new(backend.new_slots(&parameters, &layout)?),
             groups: Groups::new(rule, parameters.variables.len()),
             ema: None,
-            number: strategy.next_optimizer(),
+            number,
             parameters: Arc::new(parameters),
             backend,
             model,

@@ -122,7 +122,8 @@ impl<R: Rule> Optimizer<R> {
 
     /// Freezes the variables for whose names `names` returns `true`. They keep their values and have no slots, not even
     /// in checkpoints. Their gradients are neither reduced nor counted in norms, and layers of [`nn`](distribute_nn) do
-    /// not compute them in `minimize`.
+    /// not compute them in `minimize`. What [compression](distribute_core::strategy::Compression) has not sent yet of
+    /// them is dropped; the other variables keep their residuals.
     ///
     /// Variables that are neither f32 nor f64, such as bf16 weights under an adapter, must be frozen before the
     /// first step.
@@ -321,11 +322,15 @@ impl Inner {
         let of = |all: Vec<(usize, (String, Var))>| all.into_iter().map(|(_, variable)| variable);
         let frozen = frozen.iter().cloned().chain(chosen_untrainable).chain(of(go)).collect();
         let sharding = partition.as_ref().map(|partition| partition.sharding());
-        let parameters =
+        let mut parameters =
             Parameters::new(strategy.clone(), of(stay).collect(), frozen, untrainable, sharding)?;
         self.backend = update::backend(&parameters)?;
+        parameters.feedback = self.parameters.feedback.retained(stays);
         self.progress.retain(stays);
         self.groups.retain(stays);
+        if let Some(local) = &mut self.local {
+            local.set_trained(&parameters);
+        }
         self.parameters = Arc::new(parameters);
         self.require_comparison();
         Ok(())

@@ -14,6 +14,7 @@
 //! | `shards`, `lookup` | shards, rows and slices of a variable; looking up and combining rows |
 //! | `rows`, `cache` | on parameter servers: tables that are looked up by row; a scope that reads each variable once |
 //! | `dynamic` | variables whose rows are ids |
+//! | `apart` | optimizers that are within their local steps |
 //! | `abandoned` | variables that differ because an optimizer was dropped within its local steps |
 //! | `checksum`, `drift` | checksums of variables; comparing them between workers in each step |
 //! | `live` | candle variables whose values a checkpoint copies while the program continues |
@@ -22,6 +23,7 @@
 
 mod abandoned;
 mod access_site;
+mod apart;
 mod cache;
 mod checksum;
 mod create;

@@ -55,10 +55,9 @@ impl Flat {
         Self { f32: outer::minus(&self.f32, &other.f32), f64: outer::minus(&self.f64, &other.f64) }
     }
 
-    /// Divides each number by the number of workers.
-    pub(super) fn divide(&mut self, workers: usize) {
-        outer::divide(&mut self.f32, workers);
-        outer::divide(&mut self.f64, workers);
+    /// Returns these numbers minus `after`, and zeros for equal numbers.
+    pub(super) fn changed_to(&self, after: &Self) -> Self {
+        Self { f32: outer::changed(&self.f32, &after.f32), f64: outer::changed(&self.f64, &after.f64) }
     }
 
     /// Changes the numbers by a step of SGD with Nesterov momentum; `decay` is the fraction of the momentum that is

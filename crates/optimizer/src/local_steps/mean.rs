@@ -3,17 +3,19 @@
 //! | variables | sent |
 //! |---|---|
 //! | with [error feedback](crate::reduce::compressed) | packets, or factors of matrices |
-//! | other variables of f32 | in the type of the strategy's [`Wire`]: rounded once on each worker, and as a sum |
+//! | other variables of f32 | in the type of the strategy's [`Wire`]. In 16 bits, they are divided by the number of workers first, then rounded once on each worker, and as a sum |
 //! | of f64 | as they are |
 
 use super::exchange::Calls;
 use super::flat::Flat;
+use super::outer;
 use crate::Inner;
 use crate::parameters::Parameters;
 use crate::reduce::compressed::{Contribution, Exchange, Senders, Sum, contributions};
 use crate::sync::{Threads, abort_on};
-use distribute_base::Result;
+use candle_core::DType;
 use distribute_base::internal::Number;
+use distribute_base::{Error, ErrorKind, Result};
 use distribute_collective::group::{GroupCall, Real, SumOptions, numbers};
 use distribute_core::strategy::Wire;
 use std::ops::Range;
@@ -22,7 +24,8 @@ use std::ops::Range;
 /// step number `step`, from 1. New residuals are [prepared](crate::feedback::Feedback::prepare).
 ///
 /// # Errors
-/// - The same error on all workers: a worker does not make the calls, fails or times out.
+/// - The same error on all workers: a worker does not make the calls, fails or times out, or the mean is not finite in
+///   f16.
 /// - An error on this worker only: received data is malformed.
 pub(super) fn of(
     optimizer: &Inner,
@@ -33,7 +36,6 @@ pub(super) fn of(
     threads: &Threads<'_>,
 ) -> Result<Flat> {
     let parameters = &*optimizer.parameters;
-    let workers = parameters.strategy.world().workers();
     let wire = parameters.compression().wire();
     let ranges = Ranges::of(parameters);
     let (compressed, others) = if ranges.compressed.is_empty() {
@@ -43,10 +45,12 @@ pub(super) fn of(
         let others = ranges.others.iter().flat_map(|range| &mine.f32[range.clone()]);
         (compressed, others.copied().collect())
     };
-    let f32 = sum(optimizer, operation, calls, "its weights", others, wire)?;
-    let f64 = sum(optimizer, operation, calls, "its weights of f64", mine.f64, Wire::Full)?;
-    let mut mean = Flat { f32, f64 };
-    mean.divide(workers);
+    let f32 = mean(optimizer, operation, calls, "its weights", others, wire)?;
+    let f64 = mean(optimizer, operation, calls, "its weights of f64", mine.f64, Wire::Full)?;
+    if wire == Wire::F16 {
+        require_finite(parameters, operation, &f32, step)?;
+    }
+    let mean = Flat { f32, f64 };
     if compressed.is_empty() {
         return Ok(mean);
     }
@@ -78,7 +82,7 @@ impl Ranges {
         let mut end = 0;
         let variables = parameters.variables.iter().zip(&parameters.codecs).enumerate();
         for (number, ((_, variable), codec)) in variables {
-            if variable.dtype() == candle_core::DType::F64 {
+            if variable.dtype() == DType::F64 {
                 continue;
             }
             let range = end..end + variable.elem_count();
@@ -120,9 +124,32 @@ fn compressed(
     exchanged.unwrap_or_else(|| sums(None))
 }
 
-/// Returns the sum of the workers' vectors, which must have the same length. Numbers are rounded to the type `wire`, if
-/// they are sent or not.
-fn sum<F: Number + Real>(
+/// Returns an error if the mean is not finite. 16 bits have no feedback, so `mean` has all variables of f32.
+///
+/// # Errors
+/// - [`Error::Failed`] of the kind `NotFinite`: the mean is NaN or infinite. All workers have the same mean, so all get
+///   this error.
+fn require_finite(parameters: &Parameters, operation: &'static str, mean: &[f32], step: u64) -> Result<()> {
+    let Some(at) = mean.iter().position(|x| !x.is_finite()) else { return Ok(()) };
+    let mut of_f32 = parameters.variables.iter().filter(|(_, variable)| variable.dtype() != DType::F64);
+    let mut end = 0;
+    let name = of_f32.find_map(|(name, variable)| {
+        end += variable.elem_count();
+        (at < end).then_some(name.as_str())
+    });
+    let reason = format!(
+        "in outer step {step}, the mean change of variable {:?} is {} in f16, so no weight was changed: send with \
+         Compression::Bf16, which has the range of f32, or find out why weights change by so much",
+        name.unwrap_or_default(),
+        mean[at]
+    );
+    Err(Error::failed(ErrorKind::NotFinite, operation, reason))
+}
+
+/// Returns the mean of the workers' vectors, which must have the same length. Numbers are rounded to the type `wire`,
+/// even if there are no other workers. They are divided by the number of workers before they are rounded and sent, so
+/// that no sum exceeds the range of the type if the mean does not.
+fn mean<F: Number + Real>(
     optimizer: &Inner,
     operation: &'static str,
     calls: &Calls<'_>,
@@ -133,7 +160,12 @@ fn sum<F: Number + Real>(
     if mine.is_empty() {
         return Ok(mine);
     }
-    let bytes_per_pack = optimizer.parameters.strategy.extended().communication_options().bytes_per_pack;
+    let strategy = &optimizer.parameters.strategy;
+    let workers = strategy.world().workers();
+    if wire != Wire::Full {
+        outer::divide(&mut mine, workers);
+    }
+    let bytes_per_pack = strategy.extended().communication_options().bytes_per_pack;
     let options = SumOptions { bytes_per_pack, wire, ..SumOptions::default() };
     let sum = calls.make(operation, part, |mut calling| {
         let bytes: &[u8] = bytemuck::cast_slice(&mine);
@@ -145,8 +177,12 @@ fn sum<F: Number + Real>(
         pieces.iter().for_each(|piece| sum.extend_from_slice(&numbers::<F>(piece)));
         Ok(sum)
     })?;
-    Ok(sum.unwrap_or_else(|| {
+    let mut mean = sum.unwrap_or_else(|| {
         F::round(wire, &mut mine);
         mine
-    }))
+    });
+    if wire == Wire::Full {
+        outer::divide(&mut mean, workers);
+    }
+    Ok(mean)
 }

@@ -39,7 +39,7 @@ use crate::sync::Threads;
 use crate::{Inner, Optimizer};
 use candle_core::TensorId;
 use distribute_base::internal::lock;
-use distribute_base::{Error, Result};
+use distribute_base::{Error, ErrorKind, Result};
 use distribute_collective::threads::Member;
 use distribute_core::Strategy;
 use distribute_core::internal::require_outside_of_run;
@@ -57,6 +57,8 @@ use std::sync::{Arc, Mutex};
 pub(crate) struct LocalTraining {
     settings: LocalSteps,
     strategy: Strategy,
+    /// The name of the optimizer, which no other optimizer of the strategy has.
+    optimizer: String,
     /// The candle variables that are trained.
     trained: Vec<TensorId>,
     state: Mutex<State>,
@@ -132,12 +134,17 @@ impl<R: Rule> Optimizer<R> {
 }
 
 impl LocalTraining {
-    /// Returns the local steps of an optimizer; `None` if its workers train in lock step.
-    pub(crate) fn of(parameters: &Parameters) -> Option<Self> {
+    /// Returns the local steps of the optimizer with the given name; `None` if its workers train in lock step.
+    pub(crate) fn of(parameters: &Parameters, optimizer: String) -> Option<Self> {
         let strategy = parameters.strategy.clone();
         let settings = strategy.local_steps()?;
-        let trained = parameters.variables.iter().map(|(_, variable)| variable.id()).collect();
-        Some(Self { settings, strategy, trained, state: Mutex::default() })
+        let trained = ids(parameters);
+        Some(Self { settings, strategy, optimizer, trained, state: Mutex::default() })
+    }
+
+    /// Trains the variables of `parameters` from now on, after some were frozen.
+    pub(crate) fn set_trained(&mut self, parameters: &Parameters) {
+        self.trained = ids(parameters);
     }
 
     /// Saves the weights that the next step needs. If that step ends with an outer step, returns the facts that the
@@ -150,6 +157,9 @@ impl LocalTraining {
         if !is_outer && !is_first {
             return Ok(None);
         }
+        if is_first {
+            self.require_equal_weights(optimizer, operation)?;
+        }
         let change = optimizer.progress.change(operation)?;
         let weights = Arc::new(weights(optimizer, &change)?);
         if is_first {
@@ -161,6 +171,25 @@ impl LocalTraining {
         let (finished, loss_scale) = (optimizer.finished_steps(), optimizer.loss_scaling.state());
         state.backup = Some(Backup { weights, slots: change.slots().clone(), finished, loss_scale });
         Ok(Some(header(optimizer, state.outer)))
+    }
+
+    /// Returns an error if another optimizer is within its local steps and trains one of this optimizer's variables.
+    /// The variable then has a different value on each worker, and outer steps would begin at these values.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::Failed`] of the kind `Usage`: there is such an optimizer. All workers get this error, because all
+    ///   have made the same number of local steps.
+    // INV-98
+    fn require_equal_weights(&self, optimizer: &Inner, operation: &'static str) -> Result<()> {
+        let Some((other, shared)) = self.strategy.within_local_steps_of(&self.trained) else { return Ok(()) };
+        let variable = optimizer.parameters.variables.get(shared).map_or("", |(name, _)| name.as_str());
+        let reason = format!(
+            "{} trains variable {variable:?}, which {other} has trained since its last outer step, so each worker has \
+             another value of it: call finish_local_steps() of {other} before, or train each variable with one optimizer",
+            self.optimizer
+        );
+        Err(Error::failed(ErrorKind::Usage, operation, reason))
     }
 
     /// Makes a local step of this worker, followed by the outer step if it is due. All replicas of this worker make
@@ -237,7 +266,7 @@ impl LocalTraining {
         };
         let contribution = || {
             let weights = weights(optimizer, &optimizer.progress.change(operation)?)?;
-            Ok(agreed.as_deref().map_or_else(|| weights.clone(), |agreed| agreed.minus(&weights)))
+            Ok(agreed.as_deref().map_or_else(|| weights.clone(), |agreed| agreed.changed_to(&weights)))
         };
         let mine = calls.compare(optimizer, operation, header, contribution())?;
         let mean = mean::of(optimizer, operation, calls, mine, header.outer + 1, threads)?;
@@ -304,6 +333,9 @@ impl LocalTraining {
         let mut state = lock(&self.state);
         if since == 0 {
             state.agreed = None;
+            self.strategy.record_no_local_steps(&self.optimizer);
+        } else {
+            self.strategy.record_within_local_steps(&self.optimizer, &self.trained);
         }
         self.strategy.record_local_steps(state.since, since);
         self.strategy.record_outer_steps(state.outer, outer);
@@ -344,6 +376,7 @@ impl Drop for LocalTraining {
         // In this order, so that no thread reads neither of the numbers. The outer steps still count.
         self.strategy.record_abandoned_steps(since, &self.trained);
         self.strategy.record_local_steps(since, 0);
+        self.strategy.record_no_local_steps(&self.optimizer);
     }
 }
 
@@ -365,6 +398,11 @@ impl Inner {
         let strategy = self.parameters.strategy.extended().kind();
         Err(Error::NotSupported { operation, strategy, what, advice })
     }
+}
+
+/// Returns the candle variables that are trained.
+fn ids(parameters: &Parameters) -> Vec<TensorId> {
+    parameters.variables.iter().map(|(_, variable)| variable.id()).collect()
 }
 
 /// Returns the facts of this worker that an outer step compares; `outer` is the number of outer steps so far.

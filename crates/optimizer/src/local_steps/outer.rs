@@ -7,6 +7,12 @@ pub(super) fn minus<F: Number>(a: &[F], b: &[F]) -> Vec<F> {
     a.iter().zip(b).map(|(a, b)| *a - *b).collect()
 }
 
+/// Returns what local steps have changed, with the opposite sign. It is zero for equal numbers, also for infinite ones.
+pub(super) fn changed<F: Number>(before: &[F], after: &[F]) -> Vec<F> {
+    let changed = |(before, after): (&F, &F)| if before == after { F::of(0.) } else { *before - *after };
+    before.iter().zip(after).map(changed).collect()
+}
+
 /// Divides a sum over the workers by their number. The division is exact if the number is a power of two.
 pub(super) fn divide<F: Number>(sum: &mut [F], workers: usize) {
     let workers = F::of(workers as f64);
@@ -36,8 +42,8 @@ mod tests {
     #[test]
     fn diloco_by_hand() {
         let (before, after) = ([4f64, 1.], [[3., 1.], [1., 1.]]);
-        let mut gradient = minus(&before, &after[0]);
-        let other = minus(&before, &after[1]);
+        let mut gradient = changed(&before, &after[0]);
+        let other = changed(&before, &after[1]);
         gradient.iter_mut().zip(other).for_each(|(sum, x)| *sum += x);
         divide(&mut gradient, 2);
         assert_eq!(gradient, [2., 0.]);
@@ -50,9 +56,11 @@ mod tests {
     #[test]
     fn a_weight_that_no_worker_has_changed_has_no_gradient() {
         for workers in 1..9 {
-            let mut gradient = minus(&[0.1f32, 1e30, -3e-39], &[0.1, 1e30, -3e-39]);
+            let weights = [0.1f32, 1e30, -3e-39, f32::INFINITY, f32::NEG_INFINITY];
+            let mut gradient = changed(&weights, &weights);
             divide(&mut gradient, workers);
-            assert_eq!(gradient, [0.; 3]);
+            assert_eq!(gradient, [0.; 5]);
+            assert_eq!(minus(&weights, &gradient), weights);
         }
     }
 }

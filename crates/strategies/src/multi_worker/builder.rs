@@ -195,7 +195,7 @@ impl MultiWorkerMirroredStrategyBuilder {
 
     /// Sets the form in which optimizers send the gradients of `f32` variables; [`Compression::None`] by default. The
     /// [others](Compression) take fewer bytes, for slow links. The setting must be the same on all workers, which
-    /// compare it in the first step.
+    /// compare it in the first step, or with local steps in the first outer step.
     ///
     /// The reduced gradients are bit-identical on all workers, and depend only on the number of replicas. Therefore a
     /// single worker compresses as well. Transforms before the reduction get exact gradients, and those after it the

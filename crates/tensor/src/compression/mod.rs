@@ -18,7 +18,7 @@ use crate::{Result, Wire};
 use std::fmt;
 use std::str::FromStr;
 
-/// The form in which the gradients of `f32` variables are sent to other workers.
+/// The form in which the gradients of `f32` variables, or what local steps have changed, are sent to other workers.
 ///
 /// | compression | bytes of a gradient | error feedback |
 /// |---|---|---|
@@ -36,13 +36,17 @@ use std::str::FromStr;
 /// these bytes, use one replica with several threads.
 ///
 /// `bf16` has the range of `f32`. In `f16`, gradients from 65,520 on become infinite, which `on_not_finite` finds as in
-/// `f32`. Those below 3e-8 become zero.
+/// `f32`. Those below 3e-8 become zero. What workers have changed in local steps is divided by their number before it
+/// is rounded. If the mean is not finite in `f16`, the outer step is an error of the kind `NotFinite`.
 ///
 /// # Error feedback
 ///
 /// The other forms keep a *residual* for each replica: what has not been sent is added to the next gradient. A worker's
 /// residuals take twice the memory of the gradients of its replicas. They change in steps that are applied, and not in
 /// those that are skipped. A replica without examples keeps its residual.
+///
+/// With local steps, no gradients are sent. In an outer step, each worker sends what it has changed, as one replica,
+/// and has one residual. See the builder's `local_steps`.
 ///
 /// Each replica's dense gradients are compressed after micro-batches have been added up, the loss scale has been undone
 /// and the gradient has been multiplied by its weight. Each worker receives what all replicas send, so the bytes grow

@@ -97,7 +97,7 @@ fn not_zero(checkpoint: &Reader, workers: usize) -> Result<Vec<usize>> {
     Ok(all)
 }
 
-// INV-42, INV-94
+// INV-42, INV-94. A worker that has sent a packet of a step that it has not completed: `changed.rs`.
 #[test]
 fn the_other_workers_keep_their_residuals_in_lock_step_and_after_local_steps() {
     fn lock_step(task: &Task, at: &At) -> Result<Option<Vec<usize>>> {

@@ -5,7 +5,7 @@ use distribute_testing::Port;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 
 /// The minimum number of bytes, read at once, in which a bit is flipped. Reads of this size are part of a large
 /// message.
@@ -36,6 +36,32 @@ pub struct Relay {
     open: Arc<Mutex<Vec<Pair>>>,
     /// The number of bits that remain to be flipped.
     flips: Arc<AtomicUsize>,
+    answer: Arc<Answer>,
+}
+
+/// A large message to the side that has connected, in which a bit is flipped after an answer to it has passed.
+#[derive(Default)]
+struct Answer {
+    /// The number of bytes of the answer that have not passed yet; `None` if no bit is flipped.
+    left: Mutex<Option<usize>>,
+    passed: Condvar,
+}
+
+impl Answer {
+    /// Records bytes from the side that has connected.
+    fn pass(&self, bytes: usize) {
+        if let Some(left) = &mut *self.left.lock().unwrap() {
+            *left = left.saturating_sub(bytes);
+            self.passed.notify_all();
+        }
+    }
+
+    /// Waits until the answer has passed. Returns `true` if a bit is to be flipped, once.
+    fn wait(&self) -> bool {
+        let left = self.left.lock().unwrap();
+        let mut left = self.passed.wait_while(left, |left| left.is_some_and(|left| left > 0)).unwrap();
+        left.take().is_some()
+    }
 }
 
 /// The two sides of a connection through the relay.
@@ -44,6 +70,7 @@ struct Pair {
     /// Whether messages from each side are dropped.
     silent: [Arc<AtomicBool>; 2],
     flips: Arc<AtomicUsize>,
+    answer: Arc<Answer>,
 }
 
 impl Relay {
@@ -51,12 +78,14 @@ impl Relay {
     pub fn to(address: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let own = listener.local_addr().unwrap();
-        let relay = Self { address: own, open: Arc::default(), flips: Arc::default() };
-        let (open, flips) = (relay.open.clone(), relay.flips.clone());
+        let relay =
+            Self { address: own, open: Arc::default(), flips: Arc::default(), answer: Arc::default() };
+        let (open, flips, answer) = (relay.open.clone(), relay.flips.clone(), relay.answer.clone());
         std::thread::spawn(move || {
             for one in listener.incoming().map_while(Result::ok) {
                 let Ok(other) = TcpStream::connect(address) else { continue };
-                let pair = Pair { sides: [one, other], silent: Default::default(), flips: flips.clone() };
+                let (flips, answer) = (flips.clone(), answer.clone());
+                let pair = Pair { sides: [one, other], silent: Default::default(), flips, answer };
                 pair.pass_on();
                 open.lock().unwrap().push(pair);
             }
@@ -72,6 +101,12 @@ impl Relay {
     /// Flips a bit in each of the next `number` large messages.
     pub fn flip_bits(&self, number: usize) {
         self.flips.store(number, Ordering::SeqCst);
+    }
+
+    /// Flips a bit in the next large message to the side that has connected to the relay, which is held until that side
+    /// has sent `bytes` more bytes.
+    pub fn flip_after_answer(&self, bytes: usize) {
+        *self.answer.left.lock().unwrap() = Some(bytes);
     }
 
     /// Drops all further messages of existing connections without closing them. Connections that are made later are
@@ -109,6 +144,7 @@ impl Pair {
             let [mut from, mut to] = [side, 1 - side].map(|side| self.sides[side].try_clone().unwrap());
             to.set_nodelay(true).unwrap();
             let (silent, flips) = (self.silent[side].clone(), self.flips.clone());
+            let answer = self.answer.clone();
             std::thread::spawn(move || {
                 let mut bytes = vec![0; 1 << 16];
                 loop {
@@ -116,13 +152,14 @@ impl Pair {
                         Ok(0) | Err(_) => break,
                         // As if it got lost on the way.
                         Ok(_) if silent.load(Ordering::SeqCst) => {}
-                        Ok(some) if some >= LARGE && take_one(&flips) => {
+                        Ok(some) if some >= LARGE && (take_one(&flips) || side == 1 && answer.wait()) => {
                             bytes[some / 2] ^= 4;
                             if to.write_all(&bytes[..some]).is_err() {
                                 break;
                             }
                         }
                         Ok(some) if to.write_all(&bytes[..some]).is_err() => break,
+                        Ok(some) if side == 0 => answer.pass(some),
                         Ok(_) => {}
                     }
                 }

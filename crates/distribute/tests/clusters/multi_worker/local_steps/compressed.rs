@@ -6,11 +6,11 @@ use super::{
     trained_with, weights,
 };
 use crate::multi_worker::compression::LOSSY;
-use candle_core::DType;
+use candle_core::{DType, Device, Tensor};
 use candle_nn::{Init, linear};
 use distribute::checkpoint::Reader;
 use distribute::optimizer::NotFinite;
-use distribute::strategy::{Compression, Links, LocalSteps, Outer};
+use distribute::strategy::{Compression, Links, LocalSteps, Outer, Wire};
 use distribute::{
     Adam, Checkpoint, Error, ErrorKind, MultiWorkerMirroredStrategy, Replicated, Result, Sgd, Strategy,
 };
@@ -79,6 +79,9 @@ fn by_hand(world: (usize, usize), of: LocalSteps, form: Compression, steps: u64)
                     }
                     None => {
                         let mut changed: Vec<f32> = changed.collect();
+                        if form.wire() != Wire::Full {
+                            changed.iter_mut().for_each(|x| *x /= workers);
+                        }
                         form.wire().round(&mut changed);
                         changed
                     }
@@ -89,8 +92,10 @@ fn by_hand(world: (usize, usize), of: LocalSteps, form: Compression, steps: u64)
             let add = |sum: Vec<f32>, more: Vec<f32>| sum.iter().zip(more).map(|(sum, x)| sum + x).collect();
             let mut mean = all.reduce(add).unwrap();
             if codec.is_none() {
-                form.wire().round(&mut mean);
-                mean.iter_mut().for_each(|sum| *sum /= workers);
+                match form.wire() {
+                    Wire::Full => mean.iter_mut().for_each(|sum| *sum /= workers),
+                    wire => wire.round(&mut mean),
+                }
             }
             for (at, mean) in range.zip(mean) {
                 outer_step(of.outer, &mut agreed[at], &mut momentum[at], mean);
@@ -209,6 +214,91 @@ fn small_variables_and_those_of_f64_are_sent_as_they_are() {
         assert!(plain[0] == plain[1] && plain[0] == plain[2]);
         for form in LOSSY {
             assert_eq!(of(form), plain, "{form}");
+        }
+    });
+}
+
+/// Trains a weight by steps of SGD that change it by `change` on each worker. Returns the weight.
+fn changed_by(strategy: &Strategy, change: f64) -> Result<(f32, Result<()>)> {
+    let model = strategy.replicate(|vb| vb.get_with_hints((), "w", Init::Const(0.)))?;
+    let optimizer = Sgd::new(&model.variables, 1.)?;
+    let made = (0..2).try_for_each(|_| {
+        strategy.run(&model, |ctx, w| optimizer.minimize(ctx, (w * -change)?, 1)).map(drop)
+    });
+    Ok((model.variables.get("w")?.to_scalar::<f32>()?, made))
+}
+
+#[test]
+fn a_mean_that_f16_contains_is_exact_and_a_larger_one_is_an_error_that_changes_nothing() {
+    watched(|| {
+        let of = (local(2, Outer::Average), Compression::F16);
+        for world in [(1, 1), (2, 1), (4, 1)] {
+            for (weight, made) in on(world, of, |strategy| changed_by(strategy, 20_000.)) {
+                made.unwrap();
+                assert_eq!(weight, 40_000., "{world:?}");
+            }
+            let too_large = on(world, of, |strategy| changed_by(strategy, 200_000.));
+            for (weight, made) in too_large {
+                let error = made.unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::NotFinite, "{error}");
+                let text = error.to_string();
+                assert!(text.contains("\"w\"") && text.contains("Bf16"), "{text}");
+                assert_eq!(weight, 200_000., "{world:?}: of the first local step");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_weight_that_is_infinite_stays_so_and_changes_no_other() {
+    watched(|| {
+        for form in [Compression::EightBits, Compression::TopK, Compression::F16] {
+            for outer in [Outer::Average, DILOCO] {
+                on((2, 1), (local(2, outer), form), |strategy| {
+                    let model = strategy.replicate(|vb| vb.get_with_hints(2048, "w", Init::Const(0.)))?;
+                    let mut values = vec![0.5f32; 2048];
+                    values[7] = f32::NEG_INFINITY;
+                    model.variables.set("w", &Tensor::from_vec(values, 2048, &Device::Cpu)?)?;
+                    let optimizer = Sgd::new(&model.variables, 0.1)?;
+                    for _ in 0..4 {
+                        strategy.run(&model, |ctx, w| {
+                            optimizer.minimize(ctx, w.narrow(0, 100, 1000)?.sqr()?.sum_all()?, 1)
+                        })?;
+                    }
+                    let after = model.variables.get("w")?.to_vec1::<f32>()?;
+                    assert!(after[7] == f32::NEG_INFINITY, "{form}: {}", after[7]);
+                    assert!(after.iter().all(|x| !x.is_nan()) && after[100] < 0.5, "{form}");
+                    Ok(())
+                });
+            }
+        }
+    });
+}
+
+// INV-94
+#[test]
+fn variables_that_are_not_frozen_keep_their_residuals() {
+    watched(|| {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, of) in [("lock", local(1, Outer::Average)), ("local", local(2, Outer::Average))] {
+            let path = |what: &str| folder.path().join(format!("{name}-{what}"));
+            on((2, 1), (of, Compression::TopK), |strategy| {
+                let model = wide(strategy)?;
+                let mut optimizer = Adam::new(&model.variables, 0.01)?;
+                for step in 1..=4 {
+                    strategy.run(&model, |ctx, layers| {
+                        step_of(ctx, &optimizer, layers, step, ctx.replica_id_in_sync_group())
+                    })?;
+                }
+                Checkpoint::new().part("optimizer", &optimizer).save(path("before"))?;
+                optimizer = optimizer.freeze(|name| name.starts_with("a."))?;
+                Checkpoint::new().part("optimizer", &optimizer).save(path("after"))
+            });
+            let (before, count) = residuals(&path("before"));
+            assert!(count == 2 && before.iter().any(|x| *x != 0.), "{name}");
+            assert_eq!(residuals(&path("after")), (before, 2), "{name}");
+            let after = Reader::open(path("after")).unwrap();
+            assert!(!after.names().any(|name| name.ends_with("/a.weight")), "{name}");
         }
     });
 }

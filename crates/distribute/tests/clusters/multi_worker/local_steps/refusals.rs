@@ -7,7 +7,8 @@ use distribute::cluster::resolver::SimpleClusterResolver;
 use distribute::cluster::{ClusterSpec, Job};
 use distribute::nn::{batch_norm, embedding, loss};
 use distribute::strategy::{
-    Links, LocalSteps, MultiWorkerMirroredStrategyBuilder, Outer, RowFormat, TableHosts, TableOptions,
+    Compression, Links, LocalSteps, MultiWorkerMirroredStrategyBuilder, Outer, RowFormat, TableHosts,
+    TableOptions,
 };
 use distribute::{Adam, Error, ErrorKind, MultiWorkerMirroredStrategy, ReduceOp, Result, Sgd, Strategy};
 use distribute_collective::group::local as groups;
@@ -185,5 +186,65 @@ fn other_settings_of_an_optimizer_are_found_in_the_outer_step_which_changes_noth
                 Ok(())
             });
         }
+    });
+}
+
+/// Makes one step of an optimizer, and returns the error of the step.
+fn step(strategy: &Strategy, model: &distribute::Replicated<super::Layers>, optimizer: &Adam) -> Result<()> {
+    let made = strategy
+        .run(model, |ctx, layers| super::step_of(ctx, optimizer, layers, 1, ctx.replica_id_in_sync_group()));
+    made.map(drop)
+}
+
+// INV-98
+#[test]
+fn a_second_optimizer_of_a_variable_waits_for_the_outer_step_of_the_first() {
+    watched(|| {
+        for (of, form) in [
+            (local(2, DILOCO), Compression::None),
+            (local(2, Outer::Average), Compression::TopK),
+            (local(2, Outer::Average), Compression::Bf16),
+        ] {
+            let builder = MultiWorkerMirroredStrategy::builder().local_steps(of).compression(form);
+            let all = builder.on_threads(crate::multi_worker::links(2, 1), 2, |strategy| {
+                let model = model(strategy)?;
+                let first = Adam::new(&model.variables, 0.01)?;
+                let second = Adam::new(&model.variables, 0.02)?.freeze(|name| name.starts_with("a."))?;
+                let other = Adam::new(&model.variables, 0.02)?.freeze(|name| name.starts_with("b."))?;
+                step(strategy, &model, &first)?;
+                let error = step(strategy, &model, &second).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
+                let text = error.to_string();
+                for part in ["adam 2 trains", "\"b.bias\"", "adam 1 has", "finish_local_steps() of adam 1"] {
+                    assert!(text.contains(part), "{part:?} is not in {text}");
+                }
+                first.finish_local_steps()?;
+                step(strategy, &model, &second)?;
+                // They have no variable in common.
+                step(strategy, &model, &other)?;
+                step(strategy, &model, &second)?;
+                step(strategy, &model, &other)?;
+                let once = model.variables.sha256()?;
+                step(strategy, &model, &first)?;
+                step(strategy, &model, &first)?;
+                drop(first);
+                step(strategy, &model, &second)?;
+                second.finish_local_steps()?;
+                Ok([once, model.variables.sha256()?])
+            });
+            let all = all.unwrap();
+            assert_eq!(all[0], all[1], "{form}");
+        }
+        // The mean of weights begins at no weights.
+        let all = on((2, 1), local(2, Outer::Average), |strategy| {
+            let model = model(strategy)?;
+            let [first, second] = [Adam::new(&model.variables, 0.01)?, Adam::new(&model.variables, 0.02)?];
+            for _ in 0..2 {
+                step(strategy, &model, &first)?;
+                step(strategy, &model, &second)?;
+            }
+            model.variables.sha256()
+        });
+        assert_eq!(all[0], all[1]);
     });
 }
