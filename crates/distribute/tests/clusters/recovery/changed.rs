@@ -16,6 +16,9 @@ use std::time::Duration;
 /// The result of a worker: the checksum of its weights, and the faults after which it continued.
 type Trained = (String, Vec<Option<Fault>>);
 
+/// The result of a worker, with the number of finished steps at each fault.
+type Failed = (String, Vec<(u64, Option<Fault>)>);
+
 /// The options of a strategy that a test sets.
 type Set = fn(MultiWorkerMirroredStrategyBuilder) -> MultiWorkerMirroredStrategyBuilder;
 
@@ -26,15 +29,14 @@ fn train(task: &Task, set: Set, disturb: impl Fn()) -> Result<Trained> {
     Ok((weights, faults.into_iter().map(|(_, fault)| fault).collect()))
 }
 
-/// Trains a layer, and calls `disturb` once in the middle. Returns the checksum of its weights and, for each failure,
-/// the number of finished steps and the fault.
+/// Trains a layer, and calls `disturb` once in the middle.
 fn train_layer<R: Rule>(
     task: &Task,
     set: Set,
     layer: fn(VarBuilder) -> candle_core::Result<Linear>,
     optimizer: impl Fn(&Variables) -> Result<Optimizer<R>>,
     disturb: impl Fn(),
-) -> Result<(String, Vec<(u64, Option<Fault>)>)> {
+) -> Result<Failed> {
     let strategy = set(task.builder()?).checksums(Checksums::Always).build()?;
     let model = strategy.replicate(layer)?;
     let optimizer = optimizer(&model.variables)?;
@@ -130,7 +132,7 @@ fn a_worker_keeps_the_residuals_of_an_outer_step_that_only_the_other_has_complet
         builder.local_steps(LocalSteps { steps: 3, outer }).compression(Compression::EightBits)
     }
     // Without slots, which a worker gets from the other one.
-    fn trained(disturbs: bool) -> Vec<(String, Vec<(u64, Option<Fault>)>)> {
+    fn trained(disturbs: bool) -> Vec<Failed> {
         through_relay(2, |task, relay| {
             let disturb = || {
                 if task.worker == 0 && disturbs {
