@@ -1,19 +1,26 @@
 //! A process that joins its world. It uses a `RendezvousState` in the same way as `distribute_net` does in a real
 //! rendezvous.
 
+mod outgoing;
+
 use crate::context::Context;
 use crate::guests::{Guests, HANDSHAKE, words};
 use crate::network::{Arrival, Conn};
-use distribute_cluster::World;
+use crate::planted::Planted;
+use distribute_cluster::{Address, World};
 use distribute_net::handshake::caller::Answer;
 use distribute_net::handshake::{Caller, HandshakeDecoder, Hello, Purpose};
+use distribute_net::rendezvous::election::Election;
 use distribute_net::rendezvous::membership::Membership;
 use distribute_net::rendezvous::note::Note;
-use distribute_net::rendezvous::retries::Retries;
-use distribute_net::rendezvous::state::{Call, NextStep, RendezvousState};
+use distribute_net::rendezvous::state::{NextStep, RendezvousState};
 use distribute_net::{JoinError, Message, Progress, Quorum};
+use outgoing::{Outgoing, State};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
+
+/// The wait after an answer that another attempt would not change, if the call must be retried nevertheless.
+const RELUCTANT: Duration = Duration::from_millis(500);
 
 /// The interval of progress reports.
 const REPORT: Duration = Duration::from_secs(1);
@@ -28,6 +35,7 @@ pub struct Joining {
     grace: Option<Duration>,
     /// The workers that have joined, and the time at which this set last changed.
     come: (BTreeSet<usize>, Duration),
+    answers: u64,
     /// The time at which to check again whether enough workers have joined.
     look: Option<Duration>,
     began: Duration,
@@ -41,6 +49,14 @@ pub struct Joining {
     guests: Guests,
     links: BTreeMap<Conn, usize>,
     early: Vec<(usize, Early)>,
+    /// The election of the leader before this process has taken part in it; `None` if the first worker leads.
+    election: Option<Election>,
+    /// The time before which this process asks no other; `None` if it has passed.
+    silent_until: Option<Duration>,
+    /// The number of workers that form a world.
+    quorum: Quorum,
+    /// The leader to which this process was sent last.
+    sent_to: Option<usize>,
     /// The generation that this worker has created as the leader; `None` if it has not created one.
     made: Option<u64>,
 }
@@ -52,34 +68,6 @@ pub enum Early {
     Message(Message),
     /// The loss of the worker at the other end, with the reason.
     Lost(String),
-}
-
-#[derive(Debug)]
-struct Outgoing {
-    call: Call,
-    retries: Retries,
-    state: State,
-}
-
-#[derive(Debug)]
-enum State {
-    Waiting(Duration),
-    Connecting(Conn, Duration),
-    Talking(Conn, Duration, Box<(HandshakeDecoder, Caller)>),
-}
-
-impl State {
-    fn conn(&self) -> Option<Conn> {
-        match self {
-            State::Waiting(_) => None,
-            State::Connecting(conn, _) | State::Talking(conn, ..) => Some(*conn),
-        }
-    }
-
-    fn until(&self) -> Duration {
-        let (State::Waiting(until) | State::Connecting(_, until) | State::Talking(_, until, _)) = self;
-        *until
-    }
 }
 
 /// The result of joining.
@@ -99,6 +87,10 @@ pub struct Joined {
     pub early: Vec<(usize, Early)>,
     /// The handshakes that are still in progress with processes that connected too late to join.
     pub guests: Guests,
+    /// The cluster index and address of each worker; empty if the first worker leads.
+    pub table: Vec<(usize, Address)>,
+    /// The cluster index and address of the leader, if it was elected.
+    pub leader: Option<(usize, Address)>,
 }
 
 impl Joining {
@@ -112,12 +104,22 @@ impl Joining {
         quorum: Quorum,
         deadline: Duration,
     ) -> Self {
-        let addresses = addresses.iter().filter_map(|address| address.parse().ok()).collect();
+        let addresses: Vec<Address> = addresses.iter().filter_map(|address| address.parse().ok()).collect();
+        let election = context.plan.electorate().map(|_| {
+            let election = Election::new(world.worker(), addresses.clone(), BTreeMap::new());
+            match quorum.present.first() {
+                Some(first) => election.with_likely([*first].into()),
+                None => election,
+            }
+        });
         let members = Membership::new(world.worker(), Default::default(), addresses).after(hello.generation);
         let grace = (quorum.grace < Duration::MAX).then_some(quorum.grace);
         let now = context.now();
         let patience = deadline.saturating_sub(now);
-        let meeting = RendezvousState::new(world, members).quorum(quorum).patience(patience / 2);
+        let mut meeting = RendezvousState::new(world, members).quorum(quorum.clone()).patience(patience / 2);
+        if let Some(election) = &election {
+            meeting = meeting.elect(election.clone());
+        }
         let outgoing = meeting.begin().into_iter().map(|call| Outgoing::new(call, now)).collect();
         let guests = Guests::new(Hello { purpose: Purpose::Link, ..hello.clone() });
         Self {
@@ -126,6 +128,7 @@ impl Joining {
             meeting,
             grace,
             come: (BTreeSet::new(), now),
+            answers: 0,
             look: None,
             began: now,
             deadline,
@@ -136,6 +139,10 @@ impl Joining {
             guests,
             links: BTreeMap::new(),
             early: Vec::new(),
+            election,
+            silent_until: None,
+            quorum,
+            sent_to: None,
             made: None,
         }
     }
@@ -143,7 +150,12 @@ impl Joining {
     /// Makes this worker a spare of the world of this generation, which connects to the leader at the given time.
     pub fn be_spare(&mut self, generation: u64, at: Duration) {
         self.spare_of = generation;
+        self.silent_until = Some(at);
         self.meeting = self.meeting.clone().spare_of(generation);
+        if let Some(election) = self.election.clone() {
+            let likely = (0..self.world.workers()).collect();
+            self.meeting = self.meeting.clone().elect(election.with_likely(likely));
+        }
         self.outgoing = self.meeting.begin().into_iter().map(|call| Outgoing::new(call, at)).collect();
     }
 
@@ -173,6 +185,9 @@ impl Joining {
                 };
                 if let Some(rank) = guests.receive(context, conn, &bytes, decide) {
                     links.insert(conn, rank);
+                    if let Some(note) = meeting.leading_note() {
+                        context.send(conn, Arrival::Message(Message::new("", note.encode())));
+                    }
                 }
             }
             Arrival::Closed(_) => self.guests.mark_lost(conn),
@@ -202,7 +217,7 @@ impl Joining {
         what: Arrival,
     ) -> Result<(), JoinError> {
         let now = context.now();
-        let Outgoing { call, retries, state } = &mut self.outgoing[at];
+        let Outgoing { call, retries, state, .. } = &mut self.outgoing[at];
         match (what, &mut *state) {
             (Arrival::Made, State::Connecting(..)) => {
                 let hello = Hello {
@@ -226,21 +241,35 @@ impl Joining {
                 match answer {
                     Ok(Answer::Send(words)) => context.send(conn, Arrival::Words(words)),
                     Ok(Answer::Welcome) => {
+                        let call = self.outgoing.remove(at).call;
+                        let accepted = self.meeting.accepted(&call);
+                        if accepted.is_none() && !context.has(Planted::TwoLeaders) {
+                            context.close(conn, "it closed its connection");
+                            return Ok(());
+                        }
                         let rank = call.worker;
                         context.note(|| format!("is linked to worker {rank}"));
-                        self.outgoing.remove(at);
+                        if !context.has(Planted::FollowersKept) {
+                            let followers = accepted.unwrap_or_default();
+                            followers.into_iter().for_each(|follower| self.close_link(context, follower));
+                        }
                         self.links.insert(conn, rank);
                     }
                     Err(refusal) => {
                         context.note(|| format!("is refused by worker {}: {refusal}", call.worker));
                         context.close(conn, "it closed its connection");
+                        self.sent_to = refusal.leader.as_ref().map(|leader| leader.0).or(self.sent_to);
+                        self.meeting.answered(call, &refusal);
                         let retried = match context.planted {
                             Some(planted) if planted.gives_up(&refusal) => Err(refusal),
                             _ => retries.refused(refusal),
                         };
                         match retried {
                             Ok(wait) => *state = State::Waiting(now + wait),
-                            Err(refusal) => return Err(self.meeting.refused(call, refusal)),
+                            Err(refusal) => match self.meeting.refused(call, refusal, now) {
+                                Some(error) => return Err(error),
+                                None => *state = State::Waiting(now + RELUCTANT),
+                            },
                         }
                     }
                 }
@@ -278,13 +307,7 @@ impl Joining {
                 self.outgoing.extend(calls.into_iter().map(|call| Outgoing::new(call, now)));
             }
             (NextStep::Drop(worker, again), _) => {
-                let dropped: Vec<_> =
-                    self.links.iter().filter(|(_, rank)| **rank == worker).map(|(conn, _)| *conn).collect();
-                for conn in dropped {
-                    context.close(conn, "it closed its connection");
-                    self.links.remove(&conn);
-                }
-                self.early.retain(|(from, _)| *from != worker);
+                self.close_link(context, worker);
                 let now = context.now();
                 self.outgoing.extend(again.map(|call| Outgoing::new(call, now)));
             }
@@ -299,10 +322,12 @@ impl Joining {
     pub fn go_on(&mut self, context: &mut Context<'_>) -> Result<bool, JoinError> {
         let now = context.now();
         self.guests.wake(context);
-        for Outgoing { call, retries, state } in &mut self.outgoing {
+        self.ask(context);
+        for Outgoing { call, retries, state, is_first } in &mut self.outgoing {
             match state {
                 _ if state.until() > now => {}
                 State::Waiting(_) => {
+                    *is_first = false;
                     let (host, port) = place(&call.address.to_string());
                     let conn =
                         context.network.connect(context.agenda, context.pid, self.world.worker(), host, port);
@@ -321,7 +346,10 @@ impl Joining {
             self.report = now + REPORT;
             return if is_new { Err(JoinError::Spare { generation }) } else { Ok(false) };
         }
-        self.close_with_quorum(now);
+        if let Some(error) = self.meeting.ended(now) {
+            return Err(error);
+        }
+        self.close_with_quorum(context, now);
         let calls =
             self.outgoing.iter().map(|outgoing| (&outgoing.call, outgoing.retries.last().map(str::to_owned)));
         let missing = self.meeting.missing(calls);
@@ -335,6 +363,7 @@ impl Joining {
                 };
                 if let Note::Table(generation, _) = &table {
                     self.made = Some(*generation);
+                    context.leads(*generation);
                 }
                 let members = self.meeting.members().members();
                 for (conn, _) in self.links.iter().filter(|(_, place)| members.contains(place)) {
@@ -352,7 +381,7 @@ impl Joining {
                 refused: Vec::new(),
             };
             context.note(|| progress.to_string());
-            if self.world.is_chief() {
+            if self.meeting.leads() {
                 self.tell(context, &Note::Waiting(progress));
             }
         }
@@ -366,15 +395,20 @@ impl Joining {
 
     /// Completes the world with the workers that have joined, if there are enough and no other has joined for long
     /// enough. Otherwise sets the time of the next attempt.
-    fn close_with_quorum(&mut self, now: Duration) {
+    fn close_with_quorum(&mut self, context: &Context<'_>, now: Duration) {
         let come = self.meeting.members().connected();
-        if come != self.come.0 {
-            self.come = (come, now);
+        if come != self.come.0 || self.answers != self.meeting.answers() {
+            (self.come, self.answers) = ((come, now), self.meeting.answers());
         }
         let quiet = if self.guests.are_talking() { Duration::ZERO } else { now - self.come.1 };
+        if context.has(Planted::SparesCountTwice) {
+            let spares = self.meeting.members().spares().len();
+            let fewer = Quorum { minimum: self.quorum.minimum.saturating_sub(spares), ..self.quorum.clone() };
+            self.meeting = self.meeting.clone().quorum(fewer);
+        }
         self.meeting.close_with_quorum(quiet);
         let enough = self.grace.map(|grace| self.come.1 + grace);
-        self.look = enough.filter(|look| *look > now && self.world.is_chief());
+        self.look = enough.filter(|look| *look > now && self.meeting.leads());
     }
 
     fn tell(&self, context: &mut Context<'_>, note: &Note) {
@@ -417,9 +451,10 @@ impl Joining {
             return None;
         }
         let outgoing = self.outgoing.iter().map(|outgoing| outgoing.state.until()).min();
+        let asks = self.silent_until.filter(|_| self.election.is_some());
         let soonest =
             self.look.map_or(self.deadline.min(self.report), |look| look.min(self.deadline).min(self.report));
-        Some(outgoing.into_iter().chain(self.guests.next()).fold(soonest, Duration::min))
+        Some(outgoing.into_iter().chain(asks).chain(self.guests.next()).fold(soonest, Duration::min))
     }
 
     /// Extends the deadline and the wait for more workers by `pause`, for which the process was stopped.
@@ -442,14 +477,13 @@ impl Joining {
         let early = self.early.into_iter().filter_map(|(place, early)| Some((number(place)?, early)));
         let (links, early) = (links.collect(), early.collect());
         let spares = spares.into_iter().collect();
-        Joined { world, generation, links, spares, early, guests: self.guests, places }
-    }
-}
-
-impl Outgoing {
-    fn new(call: Call, now: Duration) -> Self {
-        let retries = Retries::new(&call);
-        Self { call, retries, state: State::Waiting(now) }
+        let address = |place: usize| Some((place, self.meeting.members().addresses().get(place)?.clone()));
+        let (mut table, mut leader) = (Vec::new(), None);
+        if self.election.is_some() {
+            leader = self.meeting.members().leader().and_then(address);
+            table = places.iter().filter_map(|place| address(*place)).collect();
+        }
+        Joined { world, generation, links, spares, early, guests: self.guests, places, table, leader }
     }
 }
 

@@ -67,6 +67,16 @@ pub enum Planted {
     LeastIgnored,
     /// A world is created with more workers than the maximum, because all that have joined are in it.
     MostIgnored,
+    /// A world begins although the missing tasks are enough for another one.
+    MinorityForms,
+    /// Each spare counts as two tasks when a leader decides whether enough have connected.
+    SparesCountTwice,
+    /// A process that follows a leader keeps the processes that follow it.
+    FollowersKept,
+    /// A process follows each leader that accepts it.
+    TwoLeaders,
+    /// A process that is sent to a leader asks no other process from then on.
+    ElsewhereTrusted,
     /// The group re-forms because a spare is waiting.
     SparesCounted,
     /// A world that consists only of the present workers is announced as one with all workers.

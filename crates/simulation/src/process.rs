@@ -78,8 +78,12 @@ impl Process {
         program: Program,
     ) -> Self {
         let rank = world.worker();
-        let places = (0..world.workers())
-            .map(|other| address(other, if other == rank || other == 0 { port_of(other, port) } else { 0 }));
+        let is_elected = context.plan.electorate().is_some();
+        let places = (0..world.workers()).map(|other| match other {
+            _ if is_elected => address(other, LEADER),
+            _ if other == rank || other == 0 => address(other, port_of(other, port)),
+            _ => address(other, 0),
+        });
         let mut process = Self {
             name,
             port,
@@ -127,6 +131,11 @@ impl Process {
             },
             None => Quorum::all(self.world.workers()),
         };
+        if let Some(electorate) = context.plan.electorate()
+            && !context.has(Planted::MinorityForms)
+        {
+            quorum.minimum = electorate.needed();
+        }
         if context.has(Planted::LeastIgnored) {
             quorum.minimum = 1;
         }

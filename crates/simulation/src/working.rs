@@ -6,7 +6,7 @@ use crate::joining::{Early, Joined};
 use crate::network::{Arrival, Conn};
 use crate::planted::Planted;
 use bytes::Bytes;
-use distribute_cluster::{Blame, Fingerprint, ReplicaStatus, World, fnv1a};
+use distribute_cluster::{Address, Blame, Fingerprint, ReplicaStatus, World, fnv1a};
 use distribute_collective::group::inbox::Event as Come;
 use distribute_collective::group::protocol::{Action, GRACE};
 use distribute_collective::group::{Content, Frame, Inbox, Protocol};
@@ -51,6 +51,8 @@ pub struct Working {
     spares: BTreeMap<Conn, usize>,
     guests: Guests,
     late_join_replies: LateJoinReplies,
+    /// The cluster index and address of each worker, if the leader was elected.
+    table: Vec<(usize, Address)>,
     /// The workers that are waiting for the next world.
     waiting_processes: WaitingProcesses,
     /// The time since which each of the waiting workers, by cluster index, has been waiting.
@@ -97,7 +99,7 @@ impl Working {
     /// Creates a worker that has just joined. `before` is the inbox of the previous world if it was kept, which only a
     /// planted bug does.
     pub fn new(context: &Context<'_>, joined: Joined, before: Option<Inbox>) -> Self {
-        let Joined { world, places, generation, links, spares, early, guests } = joined;
+        let Joined { world, places, generation, links, spares, early, guests, table, leader } = joined;
         let inbox = before.unwrap_or_else(|| Inbox::new(world.workers()));
         for (from, early) in early {
             match early {
@@ -118,7 +120,9 @@ impl Working {
                 places.clone(),
                 generation,
             )
-            .maximum(context.plan.most()),
+            .maximum(context.plan.most())
+            .elected(leader),
+            table,
             waiting_processes: WaitingProcesses::default(),
             waits: BTreeMap::new(),
             places,
@@ -144,7 +148,7 @@ impl Working {
     /// Notifies the spares that have taken part in the rendezvous that they are spares of this world.
     pub fn welcome_spares(&mut self, context: &mut Context<'_>) {
         for conn in self.spares.keys() {
-            let note = Note::Spare(self.generation);
+            let note = Note::Spare(self.generation, self.table.clone());
             context.send(*conn, Arrival::Message(Message::new("", note.encode())));
         }
         self.record_spares();
@@ -313,7 +317,7 @@ impl Working {
         if let Some(place) = self.guests.receive(context, conn, bytes, complete) {
             self.spares.insert(conn, place);
             self.record_spares();
-            let note = Note::Spare(self.generation);
+            let note = Note::Spare(self.generation, self.table.clone());
             context.send(conn, Arrival::Message(Message::new("", note.encode())));
         }
     }

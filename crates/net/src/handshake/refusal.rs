@@ -1,5 +1,6 @@
 //! The reasons why one side rejects the other.
 
+use distribute_cluster::Address;
 use std::fmt;
 
 /// The kind of reason for a refusal.
@@ -42,12 +43,18 @@ pub enum Reason {
     Certificate,
     /// One side is a process of a different user, and the job has no secret.
     User,
+    /// The worker that was connected to follows another one, whose position and address are in
+    /// [`Refusal::leader`].
+    Elsewhere,
+    /// The worker that was connected to is still in a world, whose generation is in [`Refusal::generation`]. It joins
+    /// the next one later.
+    Busy,
     /// A reason that is unknown to this version.
     Other,
 }
 
 impl Reason {
-    const ALL: [Reason; 17] = [
+    const ALL: [Reason; 19] = [
         Reason::Protocol,
         Reason::Version,
         Reason::Job,
@@ -65,7 +72,27 @@ impl Reason {
         Reason::Ended,
         Reason::Certificate,
         Reason::User,
+        Reason::Elsewhere,
+        Reason::Busy,
     ];
+
+    /// Returns whether only a worker of the job gives this reason, which knows the job's worlds.
+    pub(crate) fn is_of_a_world(self) -> bool {
+        matches!(
+            self,
+            Reason::Elsewhere
+                | Reason::Busy
+                | Reason::Ended
+                | Reason::Generation
+                | Reason::Taken
+                | Reason::Complete
+        )
+    }
+
+    /// Returns whether one process that gives this reason in an election is enough to end the rendezvous.
+    pub(crate) fn is_certain(self) -> bool {
+        matches!(self, Reason::Generation | Reason::Taken | Reason::Complete)
+    }
 
     pub(crate) fn code(self) -> u8 {
         Self::ALL.iter().position(|reason| *reason == self).map_or(0, |at| at as u8 + 1)
@@ -83,12 +110,26 @@ pub struct Refusal {
     pub reason: Reason,
     /// The problem and a remedy, as text.
     pub text: String,
+    /// The position and the address of the worker to ask instead; only with [`Reason::Elsewhere`].
+    pub leader: Option<Box<(usize, Address)>>,
+    /// The generation of the world in which the worker still is; only with [`Reason::Busy`], otherwise 0.
+    pub generation: u64,
 }
 
 impl Refusal {
     /// Creates a refusal.
     pub fn new(reason: Reason, text: impl Into<String>) -> Self {
-        Self { reason, text: text.into() }
+        Self { reason, text: text.into(), leader: None, generation: 0 }
+    }
+
+    /// Creates the refusal of a worker that does not lead, with the position and the address of the one that does.
+    pub fn elsewhere(text: impl Into<String>, position: usize, address: Address) -> Self {
+        Self { leader: Some(Box::new((position, address))), ..Self::new(Reason::Elsewhere, text) }
+    }
+
+    /// Creates the refusal of a worker that is still in the world of this generation.
+    pub fn busy(text: impl Into<String>, generation: u64) -> Self {
+        Self { generation, ..Self::new(Reason::Busy, text) }
     }
 
     /// Returns the refusal for bytes that are not valid in this protocol.

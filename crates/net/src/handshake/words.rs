@@ -154,6 +154,15 @@ impl Words {
             Words::Refusal(refusal) => {
                 fields.fixed(&[5, refusal.reason.code()]);
                 fields.text(cut(&refusal.text, MAX_REFUSAL));
+                if let (Reason::Elsewhere, Some((position, address))) =
+                    (refusal.reason, refusal.leader.as_deref())
+                {
+                    fields.u64(*position as u64);
+                    fields.text(cut(&address.to_string(), MAX_TEXT));
+                }
+                if refusal.reason == Reason::Busy {
+                    fields.u64(refusal.generation);
+                }
             }
         }
         let mut bytes = fields.0;
@@ -194,7 +203,16 @@ impl Words {
             4 => Words::Welcome,
             5 => {
                 let [code] = fields.fixed()?;
-                Words::Refusal(Refusal::new(Reason::from_code(code), fields.text(MAX_REFUSAL)?))
+                let (reason, text) = (Reason::from_code(code), fields.text(MAX_REFUSAL)?.to_owned());
+                Words::Refusal(match reason {
+                    Reason::Elsewhere => {
+                        let position = fields.count()?;
+                        let address = fields.text(MAX_TEXT)?.parse().map_err(|_| Malformed)?;
+                        Refusal::elsewhere(text, position, address)
+                    }
+                    Reason::Busy => Refusal::busy(text, fields.u64()?),
+                    reason => Refusal::new(reason, text),
+                })
             }
             _ => return Err(Malformed),
         };

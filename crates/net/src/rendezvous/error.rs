@@ -1,6 +1,7 @@
 //! Errors of a rendezvous.
 
 use super::Missing;
+use super::election::Electorate;
 use crate::handshake::Refusal;
 use crate::identity::{AccessError, IdentityError, PolicyError};
 use distribute_cluster::{Task, WorldError};
@@ -110,6 +111,28 @@ pub enum JoinError {
         /// them.
         refused: Vec<String>,
     },
+    /// Too few tasks have connected before the deadline to be sure that the others have no world of their own.
+    #[error(
+        "minority: this process sees {seen} of {tasks} tasks after {} s, and needs {needed}: the others may have \
+         continued without it; missing: {}{}",
+        waited.as_secs_f32().ceil(),
+        super::progress::list(missing),
+        super::progress::also_refused(refused),
+    )]
+    Minority {
+        /// The time that this process has waited.
+        waited: Duration,
+        /// The number of tasks that have connected to each other, including this one.
+        seen: usize,
+        /// The number of tasks of the cluster, including spares.
+        tasks: usize,
+        /// The minimum number of tasks that form a world.
+        needed: usize,
+        /// The tasks that have not connected.
+        missing: Vec<Missing>,
+        /// The connections that were rejected, each with its address and the reason.
+        refused: Vec<String>,
+    },
     /// A world is complete without this process, which is now its spare. Only a rendezvous that [returns
     /// spares](super::Rendezvous::returns_spare) fails with this error.
     #[error("the world of generation {generation} is complete, and this process is its spare")]
@@ -120,6 +143,21 @@ pub enum JoinError {
     /// A socket cannot be opened, or a thread cannot be started.
     #[error("failed to connect to the other workers: {0}")]
     System(#[from] io::Error),
+}
+
+impl JoinError {
+    /// Returns the error at the deadline of a process that takes part in an election.
+    pub(super) fn of_minority(self, electorate: Electorate) -> Self {
+        match self {
+            JoinError::Deadline { waited, workers, missing, refused, .. }
+                if workers - missing.len().min(workers) < electorate.needed() =>
+            {
+                let (seen, needed) = (workers - missing.len().min(workers), electorate.needed());
+                JoinError::Minority { waited, seen, tasks: workers, needed, missing, refused }
+            }
+            other => other,
+        }
+    }
 }
 
 impl From<AccessError> for JoinError {

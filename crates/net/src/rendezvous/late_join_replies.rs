@@ -3,6 +3,7 @@
 use super::state::latecomer;
 use super::waiting::WaitingProcesses;
 use crate::handshake::{Hello, Names, Purpose, Reason, Refusal};
+use distribute_cluster::Address;
 use std::time::Duration;
 
 /// The rules by which a worker replies to processes that connect to its complete world.
@@ -16,19 +17,27 @@ pub struct LateJoinReplies {
     generation: u64,
     /// The maximum number of workers of a world.
     maximum: usize,
+    /// The position and address of the leader, if it was elected. Otherwise the first worker leads.
+    leader: Option<(usize, Address)>,
 }
 
 impl LateJoinReplies {
     /// Creates the replies of the worker at position `me`, in the world of this generation whose workers have the
     /// positions `members`.
     pub fn new(me: usize, names: Names, members: Vec<usize>, generation: u64) -> Self {
-        Self { me, names, members, generation, maximum: usize::MAX }
+        Self { me, names, members, generation, maximum: usize::MAX, leader: None }
     }
 
     /// Sets the maximum number of workers of a world. Once the world has this number, the leader accepts other
     /// processes as spares.
     pub fn maximum(mut self, maximum: usize) -> Self {
         self.maximum = maximum;
+        self
+    }
+
+    /// Sets the position and address of the leader, if it was elected. Any other worker sends processes there.
+    pub fn elected(mut self, leader: Option<(usize, Address)>) -> Self {
+        self.leader = leader;
         self
     }
 
@@ -53,8 +62,9 @@ impl LateJoinReplies {
             let text = format!("the training has ended on all workers, and {mine} waits for no {theirs}");
             return Err(Refusal::new(Reason::Ended, text));
         }
+        self.send_elsewhere(hello, lost)?;
         if let Some(worker) = self.members.iter().position(|place| *place == hello.rank) {
-            return Err(latecomer(&mine, &theirs, lost(worker)));
+            return Err(self.not_yet(latecomer(&mine, &theirs, lost(worker))));
         }
         if self.is_spare(hello) {
             if waiting_processes.spares().contains(&hello.rank) {
@@ -67,7 +77,38 @@ impl LateJoinReplies {
         }
         waiting_processes.record(hello.rank, hello.generation, now);
         let text = format!("the group was formed without {theirs}, which joins when the group re-forms");
-        Err(Refusal::new(Reason::Early, text))
+        Err(self.not_yet(Refusal::new(Reason::Early, text)))
+    }
+
+    /// Adds the generation of this world to the refusal of a process that comes too early, if leaders are elected: no
+    /// leader with an earlier state may begin without the members of this world.
+    fn not_yet(&self, refusal: Refusal) -> Refusal {
+        match (refusal.reason, &self.leader) {
+            (Reason::Early, Some(_)) => Refusal::busy(refusal.text, self.generation),
+            _ => refusal,
+        }
+    }
+
+    /// Checks that this worker leads, if the leader was elected and a process wants to join the world.
+    ///
+    /// # Errors
+    /// Returns the refusal of the process, which is sent to the leader.
+    fn send_elsewhere(&self, hello: &Hello, lost: &dyn Fn(usize) -> bool) -> Result<(), Refusal> {
+        let (Some((leader, address)), Purpose::Join { .. } | Purpose::Spare { .. }) =
+            (&self.leader, &hello.purpose)
+        else {
+            return Ok(());
+        };
+        if *leader == self.me {
+            return Ok(());
+        }
+        let [mine, leads] = [self.me, *leader].map(|place| self.names.task(place));
+        if self.members.iter().position(|place| place == leader).is_some_and(lost) {
+            let text =
+                format!("{mine} has lost {leads}, which led it, and accepts others when the group re-forms");
+            return Err(Refusal::busy(text, self.generation));
+        }
+        Err(Refusal::elsewhere(format!("{mine} follows {leads}: join that one"), *leader, address.clone()))
     }
 
     /// Returns whether a process that is no member is a spare: the world is full, and the process was in no other world
@@ -78,7 +119,8 @@ impl LateJoinReplies {
             Purpose::Spare { .. } => true,
             Purpose::Link | Purpose::Call { .. } => false,
         };
-        joins && self.me == 0 && self.members.len() >= self.maximum
+        let leads = self.leader.as_ref().map_or(0, |(leader, _)| *leader) == self.me;
+        joins && leads && self.members.len() >= self.maximum
     }
 }
 
@@ -111,6 +153,36 @@ mod tests {
         assert_eq!(refuse(1, &[], true), (Reason::Ended, 0));
         assert_eq!(refuse(1, &[], false), (Reason::Early, 1));
         assert_eq!(refuse(1, &[], false), (Reason::Early, 1));
+    }
+
+    // INV-110
+    #[test]
+    fn workers_that_follow_send_processes_to_the_leader_unless_it_is_lost() {
+        let address: Address = "10.0.0.2:7".parse().unwrap();
+        let replies = |me| {
+            let replies = LateJoinReplies::new(me, Names::default(), vec![1, 2, 3], 3).maximum(3);
+            replies.elected(Some((2, address.clone())))
+        };
+        let answer = |me, hello: &Hello, lost: &[usize], over| {
+            let (mut waiting, now) = (WaitingProcesses::default(), Duration::ZERO);
+            replies(me).answer(hello, &|worker| lost.contains(&worker), over, &mut waiting, now)
+        };
+        for hello in [hello(0, 0, JOIN), hello(0, 2, SPARE), hello(1, 3, JOIN)] {
+            let sent = answer(3, &hello, &[], false).unwrap_err();
+            assert_eq!(
+                (sent.reason, sent.leader.as_deref().cloned()),
+                (Reason::Elsewhere, Some((2, address.clone())))
+            );
+            // The rank of the leader in this world is 1.
+            let busy = answer(3, &hello, &[1], false).unwrap_err();
+            assert_eq!((busy.reason, busy.generation), (Reason::Busy, 3));
+            assert_eq!(answer(3, &hello, &[], true).unwrap_err().reason, Reason::Ended);
+        }
+        assert_eq!(answer(2, &hello(0, 0, JOIN), &[], false), Ok(()));
+        assert_eq!(answer(2, &hello(1, 3, JOIN), &[], false).unwrap_err().reason, Reason::Complete);
+        // The leader has lost that one.
+        let busy = answer(2, &hello(1, 0, JOIN), &[0], false).unwrap_err();
+        assert_eq!((busy.reason, busy.generation), (Reason::Busy, 3));
     }
 
     // INV-100

@@ -10,6 +10,8 @@
 //! | [`state`] | `RendezvousState`: a worker's decisions about incoming and outgoing connections: pure |
 //! | [`quorum`] | [`Quorum`]: the number of workers that make a world: pure |
 //! | [`retries`] | the times of further attempts to connect: pure |
+//! | [`election`] | who leads, if the first worker need not: pure |
+//! | [`address_book`] | [`AddressBook`]: the addresses that a process has learned |
 //! | [`claim`] | the claim of a process in a rendezvous, and whether it may retry: pure |
 //! | `running` | the rendezvous over sockets, from the first connection to the last |
 //! | [`late_join_replies`], [`waiting`] | replies to latecomers, and the record of those that wait for the next world: pure |
@@ -25,6 +27,9 @@
 //! the leader sends them the addresses. Then worker i connects to each worker j with 0 < j < i. The connection to the
 //! leader becomes the link to it.
 //!
+//! With a fixed number of workers and spares, the leader is [elected](Rendezvous::elect), so that the others do not
+//! need the first worker. Then any process can be asked, and names the leader.
+//!
 //! A world may have a [maximum number](Quorum::maximum) of workers. The leader accepts other processes as *spares*, and
 //! holds their connections. When the group re-forms, spares take the positions of lost workers.
 //!
@@ -35,11 +40,13 @@
 //   all workers at once, if it is needed: the leader names it to all. It has proved the secret before, or has a
 //   certificate, or, if there is neither, is a process of the same user that has the job's name. A stranger ends
 //   nothing; its address and the reason are in the error at the deadline. Tests: `net/src/identity/access.rs`,
-//   `net/tests/it/refusals.rs`, `net/src/rendezvous/state.rs`.
+//   `net/tests/it/refusals.rs`, `net/src/rendezvous/state/tests.rs`.
 // - INV-28: there are at most 64 strangers at once, for 5 s each, for which no thread waits. Tests:
 //   `net/tests/it/refusals.rs`.
 
+pub mod address_book;
 pub mod claim;
+pub mod election;
 pub mod error;
 pub mod late_join_replies;
 pub mod listener;
@@ -62,6 +69,7 @@ mod refused_connections;
 mod running;
 mod spare_links;
 
+pub use address_book::AddressBook;
 pub use claim::Claim;
 pub use error::JoinError;
 pub use listener::Listener;
@@ -75,11 +83,13 @@ use crate::shm::SharedMemory;
 use crate::{Mesh, Receiver, Settings};
 use attempt::CallContext;
 use distribute_cluster::{Address, Deadline, ReplicaCount, Task, World, deadline};
+use election::{Election, Electorate};
 use listener::OpenError;
 use membership::Membership;
 use reception::Reception;
 use running::RunningRendezvous;
 use state::RendezvousState;
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -99,6 +109,7 @@ pub struct Rendezvous {
     credentials: Credentials,
     timeout: Duration,
     quorum: Quorum,
+    book: Option<AddressBook>,
     settings: Settings,
     shared_memory: SharedMemory,
     listen: Option<String>,
@@ -122,6 +133,7 @@ impl Rendezvous {
             credentials: Identity::None.into(),
             timeout: deadline::DEFAULT_TIMEOUT,
             quorum: Quorum::all(world.workers()),
+            book: None,
             settings: Settings::default(),
             shared_memory: SharedMemory::default(),
             listen: None,
@@ -196,6 +208,19 @@ impl Rendezvous {
     /// spares.
     pub fn quorum(mut self, quorum: Quorum) -> Self {
         self.quorum = quorum;
+        self
+    }
+
+    /// Elects the leader of the world. By default, worker 0 leads.
+    ///
+    /// Every process asks all addresses that it knows: those of the cluster, and those in `book`, to which it adds the
+    /// addresses that it learns. It needs one that answers. The port of any worker may be 0, but a process that is
+    /// started again only finds the others if it knows the address of one that is running.
+    ///
+    /// There are no two worlds, because the [minimum](Quorum::minimum) is at least
+    /// [`Electorate::needed`](election::Electorate::needed). All workers must use this setting, or none.
+    pub fn elect(mut self, book: AddressBook) -> Self {
+        self.book = Some(book);
         self
     }
 
@@ -274,6 +299,7 @@ impl Rendezvous {
             }
             None => self.bind(&addresses[world.worker()], &access, deadline)?,
         };
+        let configured = addresses.clone();
         let port = listener.address()?.port();
         let own = &mut addresses[world.worker()];
         if own.port() == 0 {
@@ -297,19 +323,40 @@ impl Rendezvous {
             names: self.names.clone(),
             shared_memory,
         };
+        let own = (world.worker(), addresses[world.worker()].clone());
         let members = Membership::new(world.worker(), self.names.clone(), addresses).after(self.generation);
+        let present = self.quorum.present.clone();
+        let electorate = Electorate::new(world.workers(), self.quorum.maximum);
+        if self.book.is_some() {
+            self.quorum.minimum = self.quorum.minimum.max(electorate.needed());
+        }
+        // Spares wait for a leader from the time at which the last one was lost.
+        let mut state = RendezvousState::new(world, members)
+            .quorum(self.quorum)
+            .patience(self.timeout / 2)
+            .spare_of(self.spare_of);
+        if let Some(book) = &self.book {
+            let learned = book.addresses();
+            let likely: BTreeSet<_> = match self.spare_of {
+                0 => present.first().copied().into_iter().collect(),
+                _ => learned.keys().copied().collect(),
+            };
+            let election = Election::new(world.worker(), configured, learned);
+            state = state.elect(if likely.is_empty() { election } else { election.with_likely(likely) });
+            book.add([own]);
+        }
         let running = RunningRendezvous::new(
             world,
-            // Spares wait for a leader from the time at which the last one was lost.
-            RendezvousState::new(world, members)
-                .quorum(self.quorum)
-                .patience(self.timeout / 2)
-                .spare_of(self.spare_of),
+            state,
             Reception::new(listener, access, hello, shared_memory).named(self.names.clone()),
             context,
             self.settings,
             self.progress,
         );
+        let running = match self.book {
+            Some(book) => running.elect(electorate, book),
+            None => running,
+        };
         running.returns_spare(self.returns_spare).complete(deadline, receiver)
     }
 
@@ -347,6 +394,13 @@ impl Rendezvous {
 
     fn bind(&self, own: &Address, access: &Access, deadline: Deadline) -> Result<Listener, JoinError> {
         let worker = self.world.worker();
+        if let (Some(book), None, 0) = (&self.book, &self.listen, own.port()) {
+            // Others know the port at which this process has listened before.
+            let before = book.addresses().remove(&worker);
+            if let Some(Ok(listener)) = before.map(|before| Listener::open(&before, access, deadline)) {
+                return Ok(listener);
+            }
+        }
         let address = self.listen.clone().unwrap_or_else(|| own.to_string());
         let error =
             |source| JoinError::Bind { worker, task: self.task(worker), address: address.clone(), source };

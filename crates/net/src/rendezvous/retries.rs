@@ -76,7 +76,9 @@ impl Retries {
     pub fn refused(&mut self, refusal: Refusal) -> Result<Duration, Refusal> {
         match refusal.reason {
             Reason::Crowded => Ok(self.broken(refusal.to_string()).min(CROWDED)),
-            Reason::Late | Reason::Early | Reason::Replaced => Ok(self.broken(refusal.to_string())),
+            Reason::Late | Reason::Early | Reason::Replaced | Reason::Elsewhere | Reason::Busy => {
+                Ok(self.broken(refusal.to_string()))
+            }
             // The position belongs to a process that has died, and whose death was not detected yet.
             Reason::Taken | Reason::Complete if self.taken < OFTEN => {
                 self.taken += 1;

@@ -41,6 +41,19 @@ impl Simulation {
                     self.kill(pid);
                 }
             }
+            Fault::Remove(rank) => {
+                self.removed[rank] = true;
+                if let Some(pid) = self.last_of(rank) {
+                    self.kill(pid);
+                }
+            }
+            Fault::Leader(is_removed) => {
+                let leader = self.surroundings.leader.filter(|pid| self.processes[*pid].lives());
+                if let Some(pid) = leader {
+                    self.removed[self.processes[pid].name.rank] |= is_removed;
+                    self.kill(pid);
+                }
+            }
             Fault::Vanish(rank) => {
                 if let Some(pid) = self.last_of(rank) {
                     for conn in self.surroundings.network.of(pid) {
@@ -64,6 +77,16 @@ impl Simulation {
                 for (from, a) in sides.iter().enumerate() {
                     for (to, b) in sides.iter().enumerate() {
                         if a != b && (!one_way || *a) {
+                            self.surroundings.network.cut(now, from, to, now + lasts);
+                        }
+                    }
+                }
+                self.begin_to_look();
+            }
+            Fault::Bridge { groups, lasts } => {
+                for (from, a) in groups.iter().enumerate() {
+                    for (to, b) in groups.iter().enumerate() {
+                        if a != b && *a > 0 && *b > 0 {
                             self.surroundings.network.cut(now, from, to, now + lasts);
                         }
                     }

@@ -467,6 +467,7 @@ impl MultiWorkerMirroredStrategyBuilder {
                     checksums: checksums.checksums(),
                     timeout: self.join_timeout,
                     tables: self.tables,
+                    book: Default::default(),
                 })
             }
             _ => None,
@@ -475,9 +476,7 @@ impl MultiWorkerMirroredStrategyBuilder {
             warn_single::warn_without_srun();
         }
         let group = joining.as_ref().map(JoinSettings::join).transpose()?;
-        if group.is_some() {
-            warn_single::suppress();
-        }
+        group.iter().for_each(|_| warn_single::suppress());
         let settings = joining.as_ref().map(JoinSettings::table_service).transpose()?.unwrap_or_default();
         let tables = shared_tables(group.as_ref(), self.tables, (settings, servers), options.timeout)?;
         let worker = MultiWorker::new(devices, group, options)?;

@@ -332,8 +332,8 @@ impl<'a> Training<'a> {
         Ok(())
     }
 
-    /// Waits until a worker is lost, in whose place this spare takes part. Waits for at most the patience while the
-    /// first worker cannot be reached. Returns [`Error::UnusedSpare`] if the training ends first.
+    /// Waits until a worker is lost, in whose place this spare takes part. Waits for at most the patience while no
+    /// leader can be reached. Returns [`Error::UnusedSpare`] if the training ends first.
     fn wait_as_spare(&self) -> Result<()> {
         let met = self.strategy.rejoin(self.patience, &[], false).unwrap_or(Ok(()));
         met.map_err(|error| error.with_spares(self.strategy.extended().spares(), "Training::new"))

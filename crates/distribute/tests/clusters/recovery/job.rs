@@ -58,7 +58,12 @@ impl Job {
 
     /// Creates a job without processes, with the given number of spares in addition to the workers.
     pub fn with_spares(test: &'static str, spares: usize) -> Self {
-        let all = WORKERS + spares;
+        Self::with_workers(test, WORKERS, spares)
+    }
+
+    /// Creates a job without processes, with the given numbers of workers and spares.
+    pub fn with_workers(test: &'static str, workers: usize, spares: usize) -> Self {
+        let all = workers + spares;
         let folder = tempfile::tempdir().unwrap();
         let port = Port::reserve();
         let task = |worker| Task {
@@ -78,6 +83,14 @@ impl Job {
             ports: vec![port],
             folder,
         }
+    }
+
+    /// Gives each task a port that all know, so that a process that is started again finds the others.
+    pub fn with_ports(mut self) -> Self {
+        self.ports = self.tasks.iter().map(|_| Port::reserve()).collect();
+        let addresses: Vec<_> = self.ports.iter().map(|port| port.address().to_string()).collect();
+        self.tasks.iter_mut().for_each(|task| task.addresses.clone_from(&addresses));
+        self
     }
 
     /// Makes SIGTERM a notice to the job's workers.

@@ -9,6 +9,7 @@ mod dealt;
 mod disk;
 mod disturbed;
 mod elastic;
+mod elected;
 mod ended;
 mod figures;
 mod healed;

@@ -207,15 +207,21 @@ fn a_spare_that_is_lost_while_it_receives_the_state_is_replaced_in_turn() {
     });
 }
 
-// INV-42, INV-100
+// INV-42, INV-100, INV-110. With the ports of all tasks, the new process finds the others wherever they meet.
 #[test]
-fn the_first_worker_is_replaced_by_its_own_new_process() {
+fn the_first_worker_is_replaced_by_its_own_new_process_or_by_the_spare() {
     in_parent(|| {
-        let mut job = start((0, Place::InStep));
+        let mut job = Job::with_spares(WORKER, 1).with_ports();
+        job.start_all(Some((0, Place::InStep)));
+        job.wait_for_line(SPARE, WAITS, Duration::ZERO);
+        job.wait_for_line(0, "at InStep", Duration::ZERO);
         kill(&mut job, 0);
+        let again = job.now();
         job.start(0, None);
-        unused(&mut job, SPARE);
-        end(job, &[0, 1, 2], 2);
+        let idle = job.wait_for_any(&[(0, UNUSED), (SPARE, UNUSED)], again).worker;
+        job.wait_until_ended(idle);
+        let members: Vec<_> = (0..=SPARE).filter(|member| *member != idle).collect();
+        end(job, &members, 2);
     });
 }
 

@@ -1,0 +1,218 @@
+//! The leader that a process follows in an election.
+
+use super::{Call, NextStep, RendezvousState};
+use crate::handshake::{Hello, Purpose, Reason, Refusal};
+use crate::rendezvous::election::Precedence;
+use crate::rendezvous::note::Note;
+use crate::rendezvous::{JoinError, Progress};
+use distribute_cluster::Address;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// The number of reports, one a second, after which a process leaves a leader that too few have joined for one that
+/// precedes it. A leader with enough processes usually begins a world earlier.
+const UNFORMED: u32 = 10;
+
+/// The number of such reports after which the process leaves the leader for any other one.
+const STUCK: u32 = 60;
+
+/// The leader that a process follows.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Following {
+    /// The address at which the leader has accepted this process.
+    at: Option<Address>,
+    /// The precedence of the leader; `None` if it has not been received yet.
+    precedence: Option<Precedence>,
+    /// The number of successive reports of the leader that too few processes have connected.
+    lacking: u32,
+    /// The processes that lead others and that this one asks, because the leader cannot begin a world.
+    rivals: BTreeMap<usize, Precedence>,
+}
+
+impl Following {
+    /// Processes a report of the leader, which needs `minimum` processes.
+    pub fn hear(&mut self, progress: &Progress, minimum: usize) {
+        if progress.workers.saturating_sub(progress.missing.len()) < minimum {
+            self.lacking = self.lacking.saturating_add(1);
+        } else {
+            (self.lacking, self.rivals) = Default::default();
+        }
+    }
+
+    /// Records the generation of the last world of the leader, which is at the given position.
+    pub fn is_led(&mut self, generation: u64, position: usize) {
+        self.precedence = Some(Precedence::new(generation, position));
+    }
+
+    /// Returns whether to leave the leader for another process that leads.
+    fn prefers(&self, other: Precedence) -> bool {
+        let precedes = self.precedence.is_some_and(|leader| other < leader);
+        self.lacking >= STUCK || (self.lacking >= UNFORMED && precedes)
+    }
+}
+
+impl RendezvousState {
+    /// Returns whether this worker follows an elected leader, without the table of a world.
+    fn follows(&self) -> bool {
+        !self.leads() && self.members.leader().is_some()
+    }
+
+    /// Returns the connections by which this worker takes part in an election, each with the time to wait before its
+    /// first attempt. Others that were made for that purpose are not needed any more. Returns `None` if the first
+    /// worker leads.
+    pub fn asks(&self) -> Option<Vec<(Call, Duration)>> {
+        let election = self.election.as_ref()?;
+        let (follows, is_settled) = (self.follows(), self.has_table || self.is_held);
+        let is_asked =
+            |worker: usize| !follows || (!is_settled && self.following.rivals.contains_key(&worker));
+        let connected = self.members.connected();
+        let candidates = election.candidates(&connected).filter(|(worker, ..)| is_asked(*worker));
+        let asked = candidates.map(|(worker, address, wait)| {
+            let (purpose, generation) = self.purpose();
+            let (address, before) = (address.clone(), self.before.clone());
+            (Call { worker, address, purpose, generation, before }, wait)
+        });
+        Some(asked.collect())
+    }
+
+    /// Processes a connection that another worker has accepted. Returns the workers whose links must be closed before;
+    /// `None` if the new one must be closed instead, because this worker already follows another leader.
+    pub fn accepted(&mut self, call: &Call) -> Option<Vec<usize>> {
+        if self.election.is_none() || call.purpose == Purpose::Link {
+            return Some(Vec::new());
+        }
+        let is_rival = self.following.rivals.contains_key(&call.worker);
+        if self.has_table || (self.follows() && (self.is_held || !is_rival)) {
+            return None;
+        }
+        let left: Vec<_> = match self.members.leader().filter(|_| self.follows()) {
+            Some(leader) => vec![leader],
+            None => {
+                self.members.connected().into_iter().filter(|worker| *worker != self.world.worker()).collect()
+            }
+        };
+        self.members.follow(Some(call.worker));
+        self.reported = None;
+        self.following = Following { at: Some(call.address.clone()), ..Following::default() };
+        if let Some(election) = &mut self.election {
+            election.goes_on();
+        }
+        Some(left)
+    }
+
+    /// Processes the refusal of a process that is asked again later, as an answer to the call.
+    pub fn answered(&mut self, call: &Call, refusal: &Refusal) {
+        let Some(election) = self.election.as_mut().filter(|_| call.purpose != Purpose::Link) else { return };
+        if let Some((position, address)) = refusal.leader.as_deref() {
+            election.learn(*position, address);
+            election.suspect(*position);
+        }
+        if matches!(refusal.reason, Reason::Early | Reason::Busy | Reason::Elsewhere) {
+            election.hear_other(call.worker);
+        }
+        self.later = self.later.max(refusal.generation);
+        self.answers += u64::from(refusal.generation > self.members.latest());
+    }
+
+    /// Returns the number of answers of processes that still are in a later world than all that have connected. After
+    /// each of them, the time without a new worker begins again.
+    pub fn answers(&self) -> u64 {
+        self.answers
+    }
+
+    /// Returns whether a process that has not connected was in a later world than all that have.
+    pub(super) fn knows_later(&self) -> bool {
+        self.later > self.members.latest() && self.members.connected().len() < self.world.workers()
+    }
+
+    /// Returns the error of a process to which another one has answered that the training has ended; `None` if there is
+    /// no such answer, or if others may answer otherwise yet. `now` is the time since this worker has begun.
+    pub fn ended(&self, now: Duration) -> Option<JoinError> {
+        let is_alone = self.members.connected().len() == 1;
+        let (call, refusal) = self.election.as_ref()?.ended(now, is_alone)?;
+        let (task, address) = (self.members.task(call.worker), call.address.to_string());
+        Some(JoinError::Refused { worker: call.worker, task, address, refusal: refusal.clone() })
+    }
+
+    /// Returns the note that an elected leader sends to a process that it has accepted; `None` on any other worker.
+    pub fn leading_note(&self) -> Option<Note> {
+        (self.election.is_some() && self.leads()).then(|| Note::Leads(self.members.before()))
+    }
+
+    /// Leads again after the leader was lost, unless this worker is a spare.
+    pub(super) fn lose_leader(&mut self, reason: String) {
+        (self.reported, self.is_held, self.following) = (None, false, Following::default());
+        self.members.follow(self.own_leader());
+        self.before = Some(reason);
+    }
+
+    /// Leaves an elected leader that has sent a wrong message. It is asked again later, after the others.
+    ///
+    /// # Errors
+    /// Returns `error` if no process is left that could lead this one.
+    pub(super) fn distrust(&mut self, leader: usize, error: JoinError) -> Result<NextStep, JoinError> {
+        let at = self.following.at.clone();
+        let (Some(election), Some(address)) = (&mut self.election, at) else { return Err(error) };
+        let (purpose, generation, before) = (Purpose::Link, 0, None);
+        let call = Call { worker: leader, address, purpose, generation, before };
+        if election.distrust(&call, Refusal::new(Reason::Protocol, error.to_string())) {
+            return Err(error);
+        }
+        self.lose_leader(error.to_string());
+        Ok(NextStep::Drop(leader, None))
+    }
+
+    /// Checks that this worker leads the one that has sent a hello, if the leader is elected. Also records its address.
+    ///
+    /// # Errors
+    /// Returns the refusal to send to a worker that precedes this one, or that must connect to another one.
+    pub(super) fn precede(&mut self, hello: &Hello) -> Result<(), Refusal> {
+        let follows = self.follows();
+        let (Some(election), Purpose::Join { address } | Purpose::Spare { address }) =
+            (&mut self.election, &hello.purpose)
+        else {
+            return Ok(());
+        };
+        if let Ok(address) = address.parse() {
+            election.learn(hello.rank, &address);
+        }
+        let me = self.world.worker();
+        let (mine, theirs) = (self.members.task(me), self.members.task(hello.rank));
+        let own = Precedence::new(self.members.before(), me);
+        match self.members.leader() {
+            Some(leader) if follows => {
+                if let (Some(other), false) = (Precedence::of(hello), self.has_table || self.is_held)
+                    && hello.rank != leader
+                    && (self.spare_of > 0 || other < own)
+                    && self.following.prefers(other)
+                {
+                    self.following.rivals.insert(hello.rank, other);
+                    election.hurry(hello.rank);
+                    let text =
+                        format!("too few have joined {}: {mine} asks {theirs}", self.members.task(leader));
+                    return Err(Refusal::new(Reason::Early, text));
+                }
+                let text = format!("{mine} follows {}: join that one", self.members.task(leader));
+                Err(match self.following.at.clone() {
+                    Some(address) => Refusal::elsewhere(text, leader, address),
+                    None => Refusal::new(Reason::Early, text),
+                })
+            }
+            None => {
+                election.hurry(hello.rank);
+                Err(Refusal::new(
+                    Reason::Early,
+                    format!("{mine} is a spare without a leader, and leads nobody"),
+                ))
+            }
+            Some(_) => {
+                if hello.rank != me && Precedence::of(hello).is_some_and(|theirs| theirs < own) {
+                    election.hurry(hello.rank);
+                    let text = format!("{theirs} precedes {mine}, which connects to it");
+                    return Err(Refusal::new(Reason::Early, text));
+                }
+                Ok(())
+            }
+        }
+    }
+}

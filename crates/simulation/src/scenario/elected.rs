@@ -1,0 +1,84 @@
+//! Plans with a fixed number of workers and spares, which elect their leaders.
+
+use super::trainings::{sometime, train};
+use super::{Scenario, cut, ms, of};
+use crate::checks::Certain;
+use crate::plan::{Elastic, Fault, Plan, When};
+use distribute_testing::SplitMix;
+use std::time::Duration;
+
+/// Adds a training run with spares, start times and faults to a plan. At least two of its processes are workers, the
+/// others are spares.
+pub(super) fn disturb(scenario: Scenario, plan: &mut Plan, draw: &mut SplitMix) {
+    let (workers, is_storm) = (plan.workers, scenario == Scenario::ElectedStorm);
+    train(plan, draw, &[&[true], &[false, true]]);
+    plan.join = Duration::from_secs(300);
+    // With at least as many spares as workers, the missing tasks may be enough for another world.
+    let most_spares = if is_storm { workers - 2 } else { (workers - 1) / 2 };
+    let is_bridged = is_storm && workers % 2 == 1 && workers > 3 && draw.below(2) == 0;
+    let spares = if is_bridged { (workers - 1) / 2 } else { 1 + draw.below(most_spares) };
+    let most = workers - spares;
+    let away = ms(of(draw, &[1_000, 20_000, 60_000]));
+    plan.elastic = Some(Elastic { least: most, grace: Duration::from_secs(30), away, spares });
+    if let Some(course) = &mut plan.course {
+        course.steps += 10;
+    }
+    let latest = of(draw, &[300, 10_000]) as usize;
+    plan.starts = (0..workers).map(|_| ms(draw.below(latest) as u64)).collect();
+    if is_storm {
+        plan.certain = Certain::Nothing;
+    }
+    // The others can do without these.
+    let mut removable = plan.electorate().map_or(0, |electorate| workers - electorate.needed());
+    for _ in 0..1 + draw.below(6) {
+        let when = sometime(draw, plan);
+        let formed = |draw: &mut SplitMix| {
+            let (generation, after) = (1 + draw.below(4) as u64, draw.below(3_000) as u64);
+            When::Formed { generation, after: Duration::from_micros(after) }
+        };
+        let rank = if draw.below(2) == 0 { 0 } else { draw.below(workers) };
+        let is_removed = removable > 0 && draw.below(3) == 0;
+        removable -= usize::from(is_removed);
+        let fault = match draw.below(3) {
+            0 => (formed(draw), Fault::Leader(is_removed)),
+            _ if is_removed => (when, Fault::Remove(rank)),
+            _ => (when, Fault::Kill(rank)),
+        };
+        plan.faults.push(fault);
+        if is_storm {
+            let when = if draw.below(2) == 0 { formed(draw) } else { sometime(draw, plan) };
+            let longest = of(draw, &[1_000, 8_000, 60_000]) as usize;
+            let fault = match draw.below(5) {
+                0 => Fault::Vanish(rank),
+                1 => Fault::Pause(rank, ms(draw.below(8_000) as u64)),
+                2 => Fault::Break(rank, draw.below(workers)),
+                _ => cut(draw, workers, longest),
+            };
+            plan.faults.push((when, fault));
+        }
+    }
+    if is_bridged {
+        // The leader is lost, and a spare reaches two groups that do not reach each other. Together with it, each of
+        // them may be enough for a world.
+        let bridge = most + draw.below(spares);
+        let groups = (0..workers).map(|host| if host == bridge { 0 } else { 1 + draw.below(2) }).collect();
+        let when = When::Formed { generation: 1, after: ms(500 + draw.below(3_000) as u64) };
+        plan.faults.push((when, Fault::Leader(false)));
+        plan.faults.push((when, Fault::Bridge { groups, lasts: ms(20_000 + draw.below(40_000) as u64) }));
+    }
+}
+
+/// Adds a training run with a spare to a plan, in which the first two tasks cannot reach each other for longer than any
+/// process waits.
+pub(super) fn part(plan: &mut Plan, draw: &mut SplitMix) {
+    train(plan, draw, &[&[true], &[false, true]]);
+    plan.join = Duration::from_secs(300);
+    let (grace, away) = (Duration::from_secs(30), ms(1_000));
+    plan.elastic = Some(Elastic { least: plan.workers - 1, grace, away, spares: 1 });
+    if let Some(course) = &mut plan.course {
+        course.steps += 10;
+    }
+    let when = When::Formed { generation: 1, after: ms(draw.below(500) as u64) };
+    let groups = (0..plan.workers).map(|host| if host < 2 { 1 + host } else { 0 }).collect();
+    plan.faults.push((when, Fault::Bridge { groups, lasts: ms(400_000 + draw.below(400_000) as u64) }));
+}
