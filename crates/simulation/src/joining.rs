@@ -4,12 +4,11 @@
 mod outgoing;
 
 use crate::context::Context;
-use crate::guests::{Guests, HANDSHAKE, words};
+use crate::guests::{Guests, HANDSHAKE};
 use crate::network::{Arrival, Conn};
 use crate::planted::Planted;
 use distribute_cluster::{Address, World};
-use distribute_net::handshake::caller::Answer;
-use distribute_net::handshake::{Caller, HandshakeDecoder, Hello, Purpose};
+use distribute_net::handshake::{Hello, Purpose, UnformedWorld};
 use distribute_net::rendezvous::election::Election;
 use distribute_net::rendezvous::membership::Membership;
 use distribute_net::rendezvous::note::Note;
@@ -18,9 +17,6 @@ use distribute_net::{JoinError, Message, Progress, Quorum};
 use outgoing::{Outgoing, State};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
-
-/// The wait after an answer that another attempt would not change, if the call must be retried nevertheless.
-const RELUCTANT: Duration = Duration::from_millis(500);
 
 /// The interval of progress reports.
 const REPORT: Duration = Duration::from_secs(1);
@@ -95,7 +91,8 @@ pub struct Joined {
 
 impl Joining {
     /// Creates a worker that begins to take part in a rendezvous. `addresses` are the addresses of all workers, and
-    /// `deadline` is the time at which this worker gives up.
+    /// `deadline` is the time at which this worker gives up. `unformed` is a world of which it knows that it was never
+    /// complete.
     pub fn new(
         context: &Context<'_>,
         world: World,
@@ -103,6 +100,7 @@ impl Joining {
         addresses: &[String],
         quorum: Quorum,
         deadline: Duration,
+        unformed: Option<UnformedWorld>,
     ) -> Self {
         let addresses: Vec<Address> = addresses.iter().filter_map(|address| address.parse().ok()).collect();
         let election = context.plan.electorate().map(|_| {
@@ -117,6 +115,7 @@ impl Joining {
         let now = context.now();
         let patience = deadline.saturating_sub(now);
         let mut meeting = RendezvousState::new(world, members).quorum(quorum.clone()).patience(patience / 2);
+        meeting = meeting.after_unformed(unformed);
         if let Some(election) = &election {
             meeting = meeting.elect(election.clone());
         }
@@ -209,76 +208,6 @@ impl Joining {
         Ok(())
     }
 
-    fn take_answer(
-        &mut self,
-        context: &mut Context<'_>,
-        at: usize,
-        conn: Conn,
-        what: Arrival,
-    ) -> Result<(), JoinError> {
-        let now = context.now();
-        let Outgoing { call, retries, state, .. } = &mut self.outgoing[at];
-        match (what, &mut *state) {
-            (Arrival::Made, State::Connecting(..)) => {
-                let hello = Hello {
-                    purpose: call.purpose.clone(),
-                    generation: call.generation,
-                    ..self.hello.clone()
-                };
-                let caller = Caller::new(hello, call.worker, None, [0; 32]);
-                context.send(conn, Arrival::Words(caller.first()));
-                *state =
-                    State::Talking(conn, now + HANDSHAKE, Box::new((HandshakeDecoder::default(), caller)));
-            }
-            (Arrival::Closed(reason), _) => *state = State::Waiting(now + retries.broken(reason)),
-            (Arrival::Words(bytes), State::Talking(_, _, talk)) => {
-                let (hearing, caller) = &mut **talk;
-                let answer = match words(hearing, &bytes) {
-                    Ok(None) => return Ok(()),
-                    Ok(Some(words)) => caller.receive(words),
-                    Err(refusal) => Err(refusal),
-                };
-                match answer {
-                    Ok(Answer::Send(words)) => context.send(conn, Arrival::Words(words)),
-                    Ok(Answer::Welcome) => {
-                        let call = self.outgoing.remove(at).call;
-                        let accepted = self.meeting.accepted(&call);
-                        if accepted.is_none() && !context.has(Planted::TwoLeaders) {
-                            context.close(conn, "it closed its connection");
-                            return Ok(());
-                        }
-                        let rank = call.worker;
-                        context.note(|| format!("is linked to worker {rank}"));
-                        if !context.has(Planted::FollowersKept) {
-                            let followers = accepted.unwrap_or_default();
-                            followers.into_iter().for_each(|follower| self.close_link(context, follower));
-                        }
-                        self.links.insert(conn, rank);
-                    }
-                    Err(refusal) => {
-                        context.note(|| format!("is refused by worker {}: {refusal}", call.worker));
-                        context.close(conn, "it closed its connection");
-                        self.sent_to = refusal.leader.as_ref().map(|leader| leader.0).or(self.sent_to);
-                        self.meeting.answered(call, &refusal);
-                        let retried = match context.planted {
-                            Some(planted) if planted.gives_up(&refusal) => Err(refusal),
-                            _ => retries.refused(refusal),
-                        };
-                        match retried {
-                            Ok(wait) => *state = State::Waiting(now + wait),
-                            Err(refusal) => match self.meeting.refused(call, refusal, now) {
-                                Some(error) => return Err(error),
-                                None => *state = State::Waiting(now + RELUCTANT),
-                            },
-                        }
-                    }
-                }
-            }
-            _ => {}
-        }
-        Ok(())
-    }
-
     fn take_from_link(
         &mut self,
         context: &mut Context<'_>,
@@ -322,6 +251,7 @@ impl Joining {
     pub fn go_on(&mut self, context: &mut Context<'_>) -> Result<bool, JoinError> {
         let now = context.now();
         self.guests.wake(context);
+        self.meeting.look(now);
         self.ask(context);
         for Outgoing { call, retries, state, is_first } in &mut self.outgoing {
             match state {
@@ -336,6 +266,7 @@ impl Joining {
                 State::Connecting(conn, _) | State::Talking(conn, ..) => {
                     let conn = *conn;
                     *state = State::Waiting(now + retries.broken("no answer".to_owned()));
+                    self.meeting.missed(call);
                     context.close(conn, "it closed its connection");
                 }
             }
@@ -432,6 +363,16 @@ impl Joining {
     /// Returns the cluster index of the worker at the other end of each connection that is already a link.
     pub fn links(&self) -> &BTreeMap<Conn, usize> {
         &self.links
+    }
+
+    /// Returns the world of which this worker knows that it was never complete.
+    pub fn unformed(&self) -> Option<UnformedWorld> {
+        self.meeting.unformed()
+    }
+
+    /// Returns the cluster index of the leader, which may be this worker; `None` if it knows none.
+    pub fn leader(&self) -> Option<usize> {
+        self.meeting.members().leader()
     }
 
     /// Returns the time at which this worker gives up.

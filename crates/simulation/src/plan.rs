@@ -42,6 +42,8 @@ pub enum Fault {
     Remove(usize),
     /// The process that has led the latest world is killed, or removed if the field is `true`.
     Leader(bool),
+    /// All workers that wait in a call are killed.
+    Callers,
 }
 
 /// The time of a fault.

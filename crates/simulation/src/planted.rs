@@ -75,6 +75,10 @@ pub enum Planted {
     FollowersKept,
     /// A process follows each leader that accepts it.
     TwoLeaders,
+    /// A leader does not notice that others know of a later world.
+    MembersForgotten,
+    /// A process forgets that a world was never complete of which it has lost the table.
+    UnformedForgotten,
     /// A process that is sent to a leader asks no other process from then on.
     ElsewhereTrusted,
     /// The group re-forms because a spare is waiting.
@@ -160,6 +164,9 @@ impl Planted {
     pub fn meets(self, mut theirs: Hello, members: &Membership) -> Hello {
         if self == Planted::GenerationIgnored && theirs.purpose == Purpose::Link {
             theirs.generation = members.generation();
+        }
+        if self == Planted::MembersForgotten && matches!(theirs.purpose, Purpose::Spare { .. }) {
+            theirs.generation = 0;
         }
         theirs
     }

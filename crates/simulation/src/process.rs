@@ -9,7 +9,7 @@ use crate::training::Training;
 use crate::working::{Ending, Go, Working};
 use distribute_cluster::World;
 use distribute_collective::group::Inbox;
-use distribute_net::handshake::{Hello, Purpose, Reason};
+use distribute_net::handshake::{Hello, Purpose, Reason, UnformedWorld};
 use distribute_net::rendezvous::note::Note;
 use distribute_net::{Claim, ENDED, JoinError, LEFT, Quorum};
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,6 +33,8 @@ pub struct Process {
     claim: Claim,
     /// The generation of the world of which the process is a spare; 0 if it is none.
     spare_of: u64,
+    /// The world of which the process knows that it was never complete.
+    unformed: Option<UnformedWorld>,
     /// The workers that the process expects at the rendezvous, as cluster indices.
     expected: BTreeSet<usize>,
     /// The workers that are not known to be lost, as cluster indices.
@@ -92,6 +94,7 @@ impl Process {
             addresses: places.collect(),
             claim,
             spare_of: 0,
+            unformed: None,
             expected: (0..context.plan.most()).collect(),
             present: BTreeSet::new(),
             owed: None,
@@ -142,7 +145,9 @@ impl Process {
         if context.has(Planted::MostIgnored) {
             quorum.maximum = self.world.workers();
         }
-        let mut joining = Joining::new(context, self.world, hello, &self.addresses, quorum, self.until);
+        let unformed = self.unformed.filter(|_| !context.has(Planted::UnformedForgotten));
+        let mut joining =
+            Joining::new(context, self.world, hello, &self.addresses, quorum, self.until, unformed);
         if self.spare_of > 0 {
             joining.be_spare(self.spare_of, context.now() + BUILD);
         }
@@ -162,6 +167,9 @@ impl Process {
     fn could_not_join(&mut self, context: &mut Context<'_>, error: JoinError) -> Option<Ending> {
         context.note(|| format!("cannot join: {error}"));
         context.close_all("it closed its connection");
+        if let Stage::Joining(joining) = &self.stage {
+            self.unformed = joining.unformed();
+        }
         if let Stage::Joining(joining) = &self.stage
             && joining.spare_of() > 0
         {
@@ -271,6 +279,15 @@ impl Process {
         }
     }
 
+    /// Returns the cluster index of the leader that the process follows, or its own if it leads. Returns `None` if the
+    /// process is not joining, or knows no leader.
+    pub fn leader(&self) -> Option<usize> {
+        match &self.stage {
+            Stage::Joining(joining) => joining.leader(),
+            Stage::Working(_) | Stage::Ended(_) => None,
+        }
+    }
+
     /// Returns the connections of the process to spares, if it is working.
     pub fn spares(&self) -> Vec<Conn> {
         self.working().map(|working| working.spares().collect()).unwrap_or_default()
@@ -347,6 +364,7 @@ impl Process {
             }
         };
         (self.generation, self.places, self.spare_of) = (joined.generation, joined.places.clone(), 0);
+        self.unformed = None;
         context.note(|| format!("has joined, as generation {}", joined.generation));
         let mut working = Working::new(context, joined, self.kept.take());
         working.welcome_spares(context);

@@ -140,6 +140,11 @@ impl Working {
         &self.links
     }
 
+    /// Returns whether the worker waits for others in a call.
+    pub fn is_in_call(&self) -> bool {
+        matches!(self.doing, Doing::Waiting { .. })
+    }
+
     /// Returns the connections to spares.
     pub fn spares(&self) -> impl Iterator<Item = Conn> {
         self.spares.keys().copied()

@@ -89,9 +89,28 @@ impl Reason {
         )
     }
 
-    /// Returns whether one process that gives this reason in an election is enough to end the rendezvous.
+    /// Returns whether one process that gives this reason in an election is enough to end the rendezvous: only the
+    /// leader of a complete world gives it.
     pub(crate) fn is_certain(self) -> bool {
-        matches!(self, Reason::Generation | Reason::Taken | Reason::Complete)
+        self == Reason::Complete
+    }
+
+    /// Returns whether a process gives this reason only to those that it would lead.
+    pub(crate) fn is_of_a_leader(self) -> bool {
+        matches!(self, Reason::Generation | Reason::Taken)
+    }
+
+    /// Returns whether a connection that is refused for this reason is tried again, until it succeeds.
+    pub(crate) fn is_retried(self) -> bool {
+        matches!(
+            self,
+            Reason::Crowded
+                | Reason::Late
+                | Reason::Early
+                | Reason::Replaced
+                | Reason::Elsewhere
+                | Reason::Busy
+        )
     }
 
     pub(crate) fn code(self) -> u8 {

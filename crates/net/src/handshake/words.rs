@@ -16,6 +16,35 @@ pub const MAX_TEXT: usize = 255;
 /// The maximum length of a refusal's text, in bytes.
 const MAX_REFUSAL: usize = 512;
 
+/// A world that was never complete: a process in its table has received the table, and then lost another worker before
+/// it had all of its links. So this world has made no step. Its leader knew of no complete world after `latest`, or had
+/// waited for its members in vain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnformedWorld {
+    /// The generation of the world.
+    pub generation: u64,
+    /// The generation of the latest world before, as its leader knew; 0 if there was none.
+    pub latest: u64,
+}
+
+impl UnformedWorld {
+    /// Returns whether a world of this generation was never complete either.
+    pub fn covers(&self, generation: u64) -> bool {
+        self.latest < generation && generation <= self.generation
+    }
+
+    fn encode(world: Option<Self>, fields: &mut Writer) {
+        let Self { generation, latest } = world.unwrap_or(Self { generation: 0, latest: 0 });
+        fields.u64(generation);
+        fields.u64(latest);
+    }
+
+    fn decode(fields: &mut Reader<'_>) -> Result<Option<Self>, Malformed> {
+        let world = Self { generation: fields.u64()?, latest: fields.u64()? };
+        Ok((world.generation > 0).then_some(world))
+    }
+}
+
 /// The purpose of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Purpose {
@@ -23,6 +52,8 @@ pub enum Purpose {
     Join {
         /// The address, in the form `host:port`.
         address: String,
+        /// A world of which the worker knows that it was never complete.
+        unformed: Option<UnformedWorld>,
     },
     /// Link two workers that have joined.
     Link,
@@ -31,6 +62,8 @@ pub enum Purpose {
     Spare {
         /// The address, in the form `host:port`.
         address: String,
+        /// A world of which the process knows that it was never complete.
+        unformed: Option<UnformedWorld>,
     },
     /// Call a task, which may belong to a different world or to none.
     Call {
@@ -121,13 +154,15 @@ impl Words {
                 fields.text(cut(&hello.job, MAX_TEXT));
                 match &hello.purpose {
                     Purpose::Link => fields.fixed(&[0]),
-                    Purpose::Join { address } => {
+                    Purpose::Join { address, unformed } => {
                         fields.fixed(&[1]);
                         fields.text(cut(address, MAX_TEXT));
+                        UnformedWorld::encode(*unformed, &mut fields);
                     }
-                    Purpose::Spare { address } => {
+                    Purpose::Spare { address, unformed } => {
                         fields.fixed(&[3]);
                         fields.text(cut(address, MAX_TEXT));
+                        UnformedWorld::encode(*unformed, &mut fields);
                     }
                     Purpose::Call { from, to } => {
                         fields.fixed(&[2]);
@@ -187,9 +222,15 @@ impl Words {
                 let job = fields.text(MAX_TEXT)?.to_owned();
                 let purpose = match fields.fixed()? {
                     [0] => Purpose::Link,
-                    [1] => Purpose::Join { address: fields.text(MAX_TEXT)?.to_owned() },
+                    [1] => Purpose::Join {
+                        address: fields.text(MAX_TEXT)?.to_owned(),
+                        unformed: UnformedWorld::decode(&mut fields)?,
+                    },
                     [2] => Purpose::Call { from: task(&mut fields)?, to: task(&mut fields)? },
-                    [3] => Purpose::Spare { address: fields.text(MAX_TEXT)?.to_owned() },
+                    [3] => Purpose::Spare {
+                        address: fields.text(MAX_TEXT)?.to_owned(),
+                        unformed: UnformedWorld::decode(&mut fields)?,
+                    },
                     _ => return Err(Malformed),
                 };
                 let hello = Hello { job, generation, rank, workers, replicas, digest, purpose };

@@ -172,8 +172,12 @@ fn start_handshake(socket: TcpStream, call: &Call, context: &CallContext) -> Res
         Some(tls) => Stream::tls(socket, tls.client()?)?,
     };
     let purpose = match &call.purpose {
-        Purpose::Join { address } => Purpose::Join { address: reachable(address, here) },
-        Purpose::Spare { address } => Purpose::Spare { address: reachable(address, here) },
+        Purpose::Join { address, unformed } => {
+            Purpose::Join { address: reachable(address, here), unformed: *unformed }
+        }
+        Purpose::Spare { address, unformed } => {
+            Purpose::Spare { address: reachable(address, here), unformed: *unformed }
+        }
         other => other.clone(),
     };
     let to = match &purpose {

@@ -19,6 +19,8 @@ pub(crate) struct Dialer {
     attempts: usize,
     /// The latest refusal after which the call is retried.
     answer: Option<Refusal>,
+    /// Whether an attempt has failed without an answer since [`take_missed`](Self::take_missed) was called.
+    is_missed: bool,
 }
 
 /// The wait after an answer that another attempt would not change, if the call must be retried nevertheless.
@@ -46,7 +48,8 @@ impl Dialer {
     /// Creates a call whose first attempt begins after a time.
     pub fn after(call: Call, wait: Duration) -> Self {
         let retries = Retries::new(&call);
-        Self { call, state: State::Waiting(Deadline::after(wait)), retries, attempts: 0, answer: None }
+        let (state, attempts, answer, is_missed) = (State::Waiting(Deadline::after(wait)), 0, None, false);
+        Self { call, state, retries, attempts, answer, is_missed }
     }
 
     /// Begins the next attempt with the next [`advance`](Self::advance), unless one is running. With `only_first` this
@@ -66,6 +69,11 @@ impl Dialer {
     /// Removes and returns the latest refusal after which the call is retried.
     pub fn take_answer(&mut self) -> Option<Refusal> {
         self.answer.take()
+    }
+
+    /// Returns whether an attempt has failed without an answer since this was last called.
+    pub fn take_missed(&mut self) -> bool {
+        std::mem::take(&mut self.is_missed)
     }
 
     pub fn call(&self) -> &Call {
@@ -123,7 +131,10 @@ impl Dialer {
                 Err(failure) => failure,
             };
             let wait = match failure {
-                AttemptError::Broken(reason) => self.retries.broken(reason),
+                AttemptError::Broken(reason) => {
+                    self.is_missed = true;
+                    self.retries.broken(reason)
+                }
                 AttemptError::Refused(refusal) => {
                     self.answer = Some(refusal.clone());
                     self.retries.refused(refusal).map_err(Failed::Refused)?

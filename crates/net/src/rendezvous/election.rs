@@ -17,19 +17,24 @@
 //! A process that follows a leader which too few can reach moves to one that precedes it, and after a minute to any
 //! other. So two groups that only their leaders cannot join do not wait for each other.
 //!
-//! A leader does not begin a world while a process answers that still is in a later one: that process has the state.
+//! A leader does not begin a world while a process answers that still is in a later one: that process has the state. It
+//! also waits if a spare knows of a later one, unless a worker in the table of that one has lost it before it was
+//! complete.
+//!
+//! A process ends if the leader of a complete world refuses it for good. Other refusals must be unanimous.
 
 // - **INV-110** In a cluster with a fixed number of workers and spares, no task is indispensable to the rendezvous. A
 //   world is formed only if fewer tasks are missing than it has workers, so at most one world at a time has all of its
 //   workers, provided that each task has at most one process. A process follows one leader at a time, and a leader that
 //   follows another has no followers. It does not begin a world while a process of a later one answers, and waits for
-//   half of its patience if it only knows of a later one. An answer that the training has ended counts if no other
-//   process answers otherwise, and a wrong message of one process ends no other. Tests:
-//   `net/src/rendezvous/election.rs`, `net/src/rendezvous/state/tests.rs`, `net/tests/it/election.rs`,
+//   half of its patience if it only knows of a later one, unless a worker of that one knows that it was never complete.
+//   An answer that the training has ended, or that this process has been replaced, counts if no other process answers
+//   otherwise, and a wrong message of one process ends no other. Tests:
+//   `net/src/rendezvous/election.rs`, `net/src/rendezvous/state/following/tests.rs`, `net/tests/it/election.rs`,
 //   `simulation/tests/it/scenarios.rs`, `clusters/recovery/elected.rs`.
 
 use super::state::Call;
-use crate::handshake::{Hello, Purpose, Refusal};
+use crate::handshake::{Hello, Purpose, Reason, Refusal};
 use distribute_cluster::Address;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -82,7 +87,8 @@ impl Electorate {
 }
 
 /// The precedence of a process as leader: members of the latest world, then members of earlier ones, then processes
-/// that have just started. Among equals, the lowest position precedes. The smaller value precedes.
+/// that have just started. Among equals, the lowest position precedes. The smaller value precedes. A spare leads if it
+/// finds no other leader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Precedence(Reverse<u64>, usize);
 
@@ -92,10 +98,29 @@ impl Precedence {
         Self(Reverse(generation), position)
     }
 
-    /// Returns the precedence of the process that has sent a hello; `None` for a spare, which never leads.
+    /// Returns the generation of the last world of which the process was a member; 0 if it has just started.
+    pub fn generation(self) -> u64 {
+        self.0.0
+    }
+
+    /// Returns the precedence of the process that has sent a hello; `None` for a spare, which every other process
+    /// precedes.
     pub fn of(hello: &Hello) -> Option<Self> {
         matches!(hello.purpose, Purpose::Join { .. }).then(|| Self::new(hello.generation, hello.rank))
     }
+}
+
+/// The latest answer of a process at one address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Answer {
+    /// A refusal that a repetition would not change.
+    Refused(Refusal),
+    /// The process follows the one at this position.
+    SentTo(usize),
+    /// The process accepts this one later, or does not know yet.
+    Other,
+    /// There was no answer.
+    Missing,
 }
 
 /// The part of one process in an election: whom it asks, and what they have answered.
@@ -114,8 +139,8 @@ pub struct Election {
     patience: Duration,
     /// Positions to ask again at once, because they have asked this process and precede it.
     hurried: BTreeSet<usize>,
-    /// The latest refusals that a repetition would not change, by position and address.
-    refusals: BTreeMap<(usize, Address), Refusal>,
+    /// The latest answers, by position and address.
+    answers: BTreeMap<(usize, Address), Answer>,
     /// The positions of processes that have sent a wrong message as leaders. They are asked after the others.
     distrusted: BTreeSet<usize>,
     /// The first answer that the training has ended, and its time, since another process has answered otherwise.
@@ -126,10 +151,10 @@ impl Election {
     /// Creates the part of the process at position `me`. `configured` are the addresses of the cluster, and `learned`
     /// those that this process has learned since.
     pub fn new(me: usize, configured: Vec<Address>, learned: BTreeMap<usize, Address>) -> Self {
-        let (is_changed, hurried, refusals) = Default::default();
+        let (is_changed, hurried, answers) = Default::default();
         let (likely, patience) = ([0].into(), NOT_FIRST);
         let (distrusted, ended) = Default::default();
-        Self { me, configured, learned, is_changed, likely, patience, hurried, refusals, distrusted, ended }
+        Self { me, configured, learned, is_changed, likely, patience, hurried, answers, distrusted, ended }
     }
 
     /// Sets the positions that probably lead, because they were in the last world of this process.
@@ -145,7 +170,7 @@ impl Election {
             return false;
         }
         self.learned.insert(position, address.clone());
-        self.refusals.retain(|(of, _), _| *of != position);
+        self.answers.retain(|(of, _), _| *of != position);
         self.is_changed = true;
         true
     }
@@ -206,20 +231,53 @@ impl Election {
     }
 
     /// Records a refusal that a repetition would not change. Returns whether no process is left that could answer
-    /// otherwise: all have refused for good.
-    pub fn refuse(&mut self, call: &Call, refusal: Refusal) -> bool {
-        self.refusals.insert((call.worker, call.address.clone()), refusal);
-        let asked = |(position, address, _): (usize, &Address, _)| {
-            self.refusals.contains_key(&(position, address.clone()))
+    /// otherwise: all have refused for good. A refusal [of a leader](Reason::is_of_a_leader) is enough if all others
+    /// follow that leader or this process, or cannot be reached. `followers` are those that follow this process.
+    pub fn refuse(&mut self, call: &Call, refusal: Refusal, followers: &BTreeSet<usize>) -> bool {
+        let is_of_a_leader = refusal.reason.is_of_a_leader();
+        self.answers.insert((call.worker, call.address.clone()), Answer::Refused(refusal));
+        let refuses = |position: usize| {
+            let mut all = self.answers.iter();
+            all.any(|((of, _), answer)| *of == position && matches!(answer, Answer::Refused(_)))
         };
-        self.candidates(&BTreeSet::new()).all(asked)
+        self.candidates(&BTreeSet::new()).all(|(position, address, _)| {
+            match self.answers.get(&(position, address.clone())) {
+                Some(Answer::Refused(_)) => true,
+                _ if !is_of_a_leader => false,
+                _ if followers.contains(&position) => true,
+                Some(Answer::SentTo(leader)) => refuses(*leader),
+                Some(Answer::Missing) => true,
+                Some(Answer::Other) | None => false,
+            }
+        })
+    }
+
+    /// Records an answer after which the process is asked again.
+    pub fn hear(&mut self, call: &Call, refusal: &Refusal) {
+        let answer = match (refusal.reason, &refusal.leader) {
+            (Reason::Elsewhere, Some(leader)) => Answer::SentTo(leader.0),
+            // It has not refused for good yet.
+            (Reason::Taken | Reason::Complete, _) => return,
+            (reason, _) if reason.is_retried() => Answer::Other,
+            _ => return,
+        };
+        self.answers.insert((call.worker, call.address.clone()), answer);
+    }
+
+    /// Records that the process could not be reached.
+    pub fn miss(&mut self, call: &Call) {
+        let answer = self.answers.entry((call.worker, call.address.clone())).or_insert(Answer::Missing);
+        // The error at the deadline names a process of another job, even if it has gone.
+        if !matches!(answer, Answer::Refused(refusal) if !refusal.reason.is_of_a_leader()) {
+            *answer = Answer::Missing;
+        }
     }
 
     /// Records that the process that has accepted a call has sent a wrong message as the leader. Returns whether no
     /// process is left that could answer otherwise.
     pub fn distrust(&mut self, call: &Call, refusal: Refusal) -> bool {
         self.distrusted.insert(call.worker);
-        self.refuse(call, refusal)
+        self.refuse(call, refusal, &BTreeSet::new())
     }
 
     /// Records the answer of a process that the training has ended.
@@ -249,14 +307,16 @@ impl Election {
 
     /// Returns the refusals that a repetition would not change, as texts with the address.
     pub fn refusals(&self) -> impl Iterator<Item = String> {
-        self.refusals.iter().map(|((_, address), refusal)| format!("{address} ({refusal})"))
+        self.answers.iter().filter_map(|((_, address), answer)| match answer {
+            Answer::Refused(refusal) => Some(format!("{address} ({refusal})")),
+            _ => None,
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::handshake::Reason;
 
     // INV-110
     #[test]
@@ -315,23 +375,61 @@ mod tests {
         assert_eq!(asked(&election, &[2, 3]), [text("10.0.0.0:7", false)]);
     }
 
+    fn call(worker: usize) -> Call {
+        let (address, purpose) = (format!("10.0.0.{worker}:7").parse().unwrap(), Purpose::Link);
+        Call { worker, address, purpose, generation: 0, before: None }
+    }
+
     // INV-110
     #[test]
     fn one_wrong_answer_ends_nothing_and_all_together_do() {
         let mut election = election(&[7, 7, 7]);
-        let call = |worker: usize| Call {
-            worker,
-            address: format!("10.0.0.{worker}:7").parse().unwrap(),
-            purpose: Purpose::Link,
-            generation: 0,
-            before: None,
+        let refuse = |election: &mut Election, worker: usize, reason, text: &str| {
+            election.refuse(&call(worker), Refusal::new(reason, text), &[2].into())
         };
-        assert!(!election.refuse(&call(0), Refusal::new(Reason::Job, "another job")));
-        assert!(!election.refuse(&call(0), Refusal::new(Reason::Job, "another job")));
+        assert!(!refuse(&mut election, 0, Reason::Job, "another job"));
+        assert!(!refuse(&mut election, 0, Reason::Job, "another job"));
         assert_eq!(election.refusals().collect::<Vec<_>>(), ["10.0.0.0:7 (another job)"]);
-        assert!(election.refuse(&call(2), Refusal::new(Reason::Cluster, "another cluster")));
+        // It may be started yet.
+        election.miss(&call(2));
+        assert!(!refuse(&mut election, 0, Reason::Job, "another job"));
+        assert!(refuse(&mut election, 2, Reason::Cluster, "another cluster"));
         // There is a new address, which may be right.
         assert!(election.learn(0, &"10.0.0.9:7".parse().unwrap()));
-        assert!(!election.refuse(&call(2), Refusal::new(Reason::Cluster, "another cluster")));
+        assert!(!refuse(&mut election, 2, Reason::Cluster, "another cluster"));
+    }
+
+    // INV-110
+    #[test]
+    fn a_leader_without_a_world_is_believed_if_no_other_process_that_answers_says_otherwise() {
+        let nobody = BTreeSet::new();
+        let early = |text| Refusal::new(Reason::Early, text);
+        for reason in [Reason::Generation, Reason::Taken] {
+            let mut election = election(&[7, 7, 7, 7]);
+            let refuse = |election: &mut Election, followers: &BTreeSet<usize>| {
+                election.refuse(&call(0), Refusal::new(reason, "no"), followers)
+            };
+            election.hear(&call(2), &early("it leads itself"));
+            election.miss(&call(3));
+            assert!(!refuse(&mut election, &nobody), "worker 2 may accept it");
+            assert!(refuse(&mut election, &[2].into()), "worker 2 follows it, and they are too few");
+            let to = |position| Refusal::elsewhere("", position, "10.0.0.9:7".parse().unwrap());
+            election.hear(&call(2), &to(3));
+            assert!(!refuse(&mut election, &nobody), "worker 2 follows another");
+            election.hear(&call(2), &to(0));
+            assert!(refuse(&mut election, &nobody));
+            // Attempts that may succeed are no answer, and a process that has gone has no say any more.
+            election.hear(&call(0), &Refusal::new(Reason::Taken, "not yet given up"));
+            assert!(refuse(&mut election, &nobody));
+            election.hear(&call(3), &early("a spare without a leader"));
+            assert!(!refuse(&mut election, &nobody));
+            election.miss(&call(3));
+            assert!(refuse(&mut election, &nobody));
+        }
+        let mut election = election(&[7, 7, 7]);
+        election.refuse(&call(0), Refusal::new(Reason::Job, "another job"), &nobody);
+        election.refuse(&call(2), Refusal::new(Reason::Taken, "taken"), &nobody);
+        [0, 2].into_iter().for_each(|worker| election.miss(&call(worker)));
+        assert_eq!(election.refusals().collect::<Vec<_>>(), ["10.0.0.0:7 (another job)"]);
     }
 }

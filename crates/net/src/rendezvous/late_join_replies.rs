@@ -133,8 +133,8 @@ mod tests {
         Hello { job, generation, rank, workers: 5, replicas: 1, digest: [0; 32], purpose }
     }
 
-    const JOIN: fn(String) -> Purpose = |address| Purpose::Join { address };
-    const SPARE: fn(String) -> Purpose = |address| Purpose::Spare { address };
+    const JOIN: fn(String) -> Purpose = |address| Purpose::Join { address, unformed: None };
+    const SPARE: fn(String) -> Purpose = |address| Purpose::Spare { address, unformed: None };
 
     // INV-34, INV-43
     #[test]

@@ -10,7 +10,7 @@
 //   `simulation/tests/it/found.rs`.
 
 use super::Missing;
-use crate::handshake::{Hello, Names, Purpose, Reason, Refusal};
+use crate::handshake::{Hello, Names, Purpose, Reason, Refusal, UnformedWorld};
 use distribute_cluster::{Address, Task};
 use std::cmp::{Ordering, Reverse};
 use std::collections::BTreeSet;
@@ -32,6 +32,8 @@ pub struct Membership {
     origins: Vec<Origin>,
     /// The generation that a process claims, by position.
     generations: Vec<u64>,
+    /// The world of which the process knows that it was never complete, by position.
+    unformed: Vec<Option<UnformedWorld>>,
     /// The positions of the world's workers, in order, once they are known.
     members: Option<Vec<usize>>,
     /// The generation of the last world of which this worker was a member; 0 if there was none.
@@ -41,6 +43,8 @@ pub struct Membership {
     latest: u64,
     /// The generation of the new world, once it is known.
     generation: Option<u64>,
+    /// The generation of the world of which this worker is a spare that leads; 0 if it is none.
+    spare_of: u64,
 }
 
 /// The earliest generation of a world that has a spare. In the first generation, all workers build their models
@@ -62,8 +66,8 @@ impl Membership {
     /// Creates the state of worker `me`, before any other has connected.
     pub fn new(me: usize, names: Names, addresses: Vec<Address>) -> Self {
         let (connected, origins) = (vec![false; addresses.len()], vec![Origin::Started; addresses.len()]);
-        let generations = vec![0; addresses.len()];
-        let (members, before, latest, generation, is_elected) = Default::default();
+        let (generations, unformed) = (vec![0; addresses.len()], vec![None; addresses.len()]);
+        let (members, before, latest, generation, spare_of, is_elected) = Default::default();
         Self {
             me,
             leader: Some(0),
@@ -72,11 +76,13 @@ impl Membership {
             connected,
             origins,
             generations,
+            unformed,
             addresses,
             members,
             before,
             latest,
             generation,
+            spare_of,
         }
     }
 
@@ -90,6 +96,12 @@ impl Membership {
     pub fn follow(&mut self, leader: Option<usize>) {
         self.leader = leader;
         self.connected.fill(false);
+    }
+
+    /// Makes this worker, which is a spare of the world of this generation, the leader.
+    pub fn lead_as_spare(&mut self, generation: u64) {
+        self.follow(Some(self.me));
+        self.spare_of = generation;
     }
 
     /// Returns the position of the leader; `None` while this worker knows none.
@@ -108,6 +120,18 @@ impl Membership {
         self
     }
 
+    /// Sets the world of which this worker knows that it was never complete.
+    pub fn set_unformed(&mut self, world: Option<UnformedWorld>) {
+        if let Some(own) = self.unformed.get_mut(self.me) {
+            *own = world;
+        }
+    }
+
+    /// Returns the world of which this worker knows that it was never complete.
+    pub fn unformed(&self) -> Option<UnformedWorld> {
+        self.unformed.get(self.me).copied().flatten()
+    }
+
     /// Returns the generation of the last world of which this worker was a member; 0 if there was none.
     pub fn before(&self) -> u64 {
         self.before
@@ -122,7 +146,7 @@ impl Membership {
         let next = self.latest.saturating_add(1);
         self.generation.unwrap_or_else(|| {
             let has_spare = self.connected_from(Origin::Spare).any(|(place, _)| is_in(place));
-            if has_spare { next.max(WITH_SPARES) } else { next }
+            if has_spare || self.spare_of > 0 { next.max(WITH_SPARES) } else { next }
         })
     }
 
@@ -134,7 +158,7 @@ impl Membership {
         let refusal = |reason, text| Err(Refusal::new(reason, text));
         let (me, rank) = (self.me, hello.rank);
         let (mine, theirs) = (self.task(me), self.task(rank));
-        if let Purpose::Join { address } | Purpose::Spare { address } = &hello.purpose
+        if let Purpose::Join { address, .. } | Purpose::Spare { address, .. } = &hello.purpose
             && let Err(error) = address.parse::<Address>()
         {
             return refusal(Reason::Protocol, format!("{theirs} cannot be reported to the others: {error}"));
@@ -185,6 +209,9 @@ impl Membership {
             // A new process can take any free position. A leader that is new does not know of earlier
             // generations.
             (Purpose::Join { .. }, _) if hello.generation == 0 || self.before == 0 => return Ok(()),
+            // An elected leader accepts members of earlier worlds as such. Its own last world may not have been
+            // complete, so that these have the state.
+            (Purpose::Join { .. }, _) if self.is_elected && hello.generation <= self.before => return Ok(()),
             // A spare has missed any number of worlds, but none that is later than the leader's. An elected leader
             // waits for the members of a later one.
             (Purpose::Spare { .. }, _)
@@ -236,9 +263,13 @@ impl Membership {
         {
             (*of, *generation) = (origin, hello.generation);
         }
-        if let (Purpose::Join { address } | Purpose::Spare { address }, Some(known)) =
-            (&hello.purpose, self.addresses.get_mut(hello.rank))
+        if let (
+            Purpose::Join { address, unformed } | Purpose::Spare { address, unformed },
+            Some(known),
+            Some(world),
+        ) = (&hello.purpose, self.addresses.get_mut(hello.rank), self.unformed.get_mut(hello.rank))
         {
+            *world = *unformed;
             // The address was checked before.
             if let Ok(address) = address.parse() {
                 *known = address;
@@ -274,10 +305,19 @@ impl Membership {
     /// connected yet, and one still may. Members of even earlier worlds do not have its state. This worker was in no
     /// world, or is an elected leader that was in an even earlier one.
     pub fn awaits_members(&self) -> bool {
-        let latest = |origin| self.connected_from(origin).map(|(_, generation)| generation).max();
+        let spares = self.connected_from(Origin::Spare).map(|(_, generation)| generation);
+        let known = spares.chain([self.spare_of]).map(|generation| self.latest_formed(generation));
         let may_connect = self.connected().len() < self.connected.len();
-        let members = latest(Origin::Member).max((self.before > 0).then_some(self.before));
-        (self.before == 0 || self.is_elected) && may_connect && latest(Origin::Spare) > members
+        (self.before == 0 || self.is_elected) && may_connect && known.max() > Some(self.latest())
+    }
+
+    /// Returns the generation of the latest world up to this generation that may have been complete, as far as the
+    /// connected processes know.
+    fn latest_formed(&self, generation: u64) -> u64 {
+        let is_here = |place: usize| place == self.me || self.connected.get(place) == Some(&true);
+        let known = self.unformed.iter().enumerate().filter(|(place, _)| is_here(*place));
+        let unformed = known.filter_map(|(_, world)| *world).filter(|world| world.covers(generation));
+        unformed.map(|world| world.latest).max().unwrap_or(generation)
     }
 
     /// Returns the latest generation of which a connected process or this one was a member; 0 if there is none.

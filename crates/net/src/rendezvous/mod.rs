@@ -330,11 +330,14 @@ impl Rendezvous {
         if self.book.is_some() {
             self.quorum.minimum = self.quorum.minimum.max(electorate.needed());
         }
+        // In an earlier attempt, the process may have been told of a later world.
+        let told = self.book.as_ref().and_then(AddressBook::spare_of).filter(|_| self.spare_of > 0);
+        let spare_of = told.unwrap_or(self.spare_of);
         // Spares wait for a leader from the time at which the last one was lost.
         let mut state = RendezvousState::new(world, members)
             .quorum(self.quorum)
             .patience(self.timeout / 2)
-            .spare_of(self.spare_of);
+            .spare_of(spare_of);
         if let Some(book) = &self.book {
             let learned = book.addresses();
             let likely: BTreeSet<_> = match self.spare_of {
@@ -342,6 +345,7 @@ impl Rendezvous {
                 _ => learned.keys().copied().collect(),
             };
             let election = Election::new(world.worker(), configured, learned);
+            state = state.after_unformed(book.unformed());
             state = state.elect(if likely.is_empty() { election } else { election.with_likely(likely) });
             book.add([own]);
         }

@@ -152,6 +152,7 @@ impl RunningRendezvous {
             if let Some(member_refusal) = self.member_refusal() {
                 return Err(self.abort(member_refusal));
             }
+            self.state.look(self.started.elapsed());
             if let Some(error) = self.state.ended(self.started.elapsed()) {
                 return Err(error);
             }
@@ -180,6 +181,7 @@ impl RunningRendezvous {
             }
             let workers = self.world.workers();
             if let Some(generation) = self.state.held() {
+                self.book.set_spare_of(Some(generation));
                 if self.returns_spare {
                     return Err(JoinError::Spare { generation });
                 }
@@ -292,10 +294,12 @@ impl RunningRendezvous {
         }
         for event in events {
             let then = match &event {
-                Event::Message(from, message) => self.state.receive(*from, &message.body)?,
-                Event::Lost(worker, reason) => self.state.mark_lost(*worker, reason.clone())?,
+                Event::Message(from, message) => self.state.receive(*from, &message.body),
+                Event::Lost(worker, reason) => self.state.mark_lost(*worker, reason.clone()),
             };
-            match then {
+            // If this rendezvous ends before the world is complete, the next one knows of it.
+            self.book.set_unformed(self.state.unformed());
+            match then? {
                 NextStep::Keep => self.early.push(event),
                 NextStep::Call(calls) => self.dialers.extend(calls.into_iter().map(Dialer::new)),
                 NextStep::Drop(worker, again) => self.drop_link(worker, again),
@@ -347,6 +351,9 @@ impl RunningRendezvous {
                 Ok(None) => {
                     if let Some(refusal) = dialer.take_answer() {
                         self.state.answered(dialer.call(), &refusal);
+                    }
+                    if dialer.take_missed() {
+                        self.state.missed(dialer.call());
                     }
                     at += 1;
                 }
@@ -456,6 +463,8 @@ impl RunningRendezvous {
             replies = replies.elected(leader.as_ref().and_then(located));
             world_of_spares = members.iter().filter_map(located).collect();
             self.book.add(world_of_spares.iter().cloned());
+            self.book.set_unformed(None);
+            self.book.set_spare_of(None);
         }
         let spares = if leads { spares } else { Vec::new() };
         let spares = SpareLinks::new(generation, world_of_spares, settings, spares);

@@ -11,7 +11,7 @@ use super::membership::Membership;
 use super::note::Note;
 use super::{JoinError, Missing, Progress, Quorum};
 use crate::handshake::fields::Malformed;
-use crate::handshake::{Hello, Purpose, Reason, Refusal};
+use crate::handshake::{Hello, Purpose, Reason, Refusal, UnformedWorld};
 use distribute_cluster::{Address, Task, World};
 use following::Following;
 use std::collections::BTreeSet;
@@ -46,6 +46,8 @@ pub struct RendezvousState {
     later: u64,
     /// The number of such answers from a later world than this worker's.
     answers: u64,
+    /// The time since which this spare knows no leader, measured since it has begun; `None` if it knows one.
+    unled_since: Option<Duration>,
 }
 
 /// A connection that this worker must make to another one, with retries until that worker is running.
@@ -81,7 +83,7 @@ impl RendezvousState {
         let quorum = Quorum::all(world.workers());
         let (patience, election, has_table, reported) = Default::default();
         let (spare_of, is_held, refused, before, following) = Default::default();
-        let (later, answers) = Default::default();
+        let (later, answers, unled_since) = Default::default();
         Self {
             world,
             members,
@@ -97,6 +99,7 @@ impl RendezvousState {
             following,
             later,
             answers,
+            unled_since,
         }
     }
 
@@ -127,6 +130,18 @@ impl RendezvousState {
     pub fn spare_of(mut self, generation: u64) -> Self {
         self.spare_of = generation;
         self
+    }
+
+    /// Sets the world of which this worker knows that it was never complete.
+    pub fn after_unformed(mut self, world: Option<UnformedWorld>) -> Self {
+        self.members.set_unformed(world);
+        self
+    }
+
+    /// Returns the world of which this worker knows that it was never complete. If this worker has received a table, it
+    /// is the world of the table, unless this worker [gets all of its links](Self::is_complete).
+    pub fn unformed(&self) -> Option<UnformedWorld> {
+        self.members.unformed()
     }
 
     /// Returns the generation of the world of which this worker is a spare, if the leader of that world holds the
@@ -184,10 +199,10 @@ impl RendezvousState {
 
     /// Returns the purpose with which this worker connects to a leader, and the generation that it claims.
     fn purpose(&self) -> (Purpose, u64) {
-        let address = self.members.address(self.world.worker());
+        let (address, unformed) = (self.members.address(self.world.worker()), self.members.unformed());
         match self.spare_of {
-            0 => (Purpose::Join { address }, self.members.before()),
-            generation => (Purpose::Spare { address }, generation),
+            0 => (Purpose::Join { address, unformed }, self.members.before()),
+            generation => (Purpose::Spare { address, unformed }, generation),
         }
     }
 
@@ -254,6 +269,9 @@ impl RendezvousState {
                     return Err(self.wrong_leader(problem));
                 }
                 (self.has_table, self.is_held) = (true, false);
+                // It is not complete until this worker has all links.
+                let latest = self.following.generation();
+                self.members.set_unformed(latest.map(|latest| UnformedWorld { generation, latest }));
                 if let Some(election) = &mut self.election {
                     election.learn_world(&members);
                 }
@@ -273,6 +291,8 @@ impl RendezvousState {
                     election.learn_world(&members);
                 }
                 (self.spare_of, self.is_held, self.reported) = (generation.max(1), true, None);
+                // That is of another world, which may have the same generation.
+                self.members.set_unformed(None);
                 Ok(NextStep::Call(Vec::new()))
             }
             Ok(Note::Refused(worker, _, refusal)) if worker == self.world.worker() => {
@@ -374,19 +394,27 @@ impl RendezvousState {
     /// Returns the error of a connection that one side has rejected, if a repetition would change nothing. Returns
     /// `None` if the connection must be retried nevertheless: in an election, a wrong answer of one process among
     /// others ends nothing, because it may be from a process that does not belong to the job, or to an earlier run of
-    /// it. `now` is the time since this worker has begun.
+    /// it, or that others do not follow. `now` is the time since this worker has begun.
     pub fn refused(&mut self, call: &Call, refusal: Refusal, now: Duration) -> Option<JoinError> {
         if let (Some(election), true) = (&mut self.election, refusal.reason == Reason::Ended) {
             election.hear_ended(call, refusal.clone(), now);
         }
         let is_certain = refusal.reason.is_certain() || call.purpose == Purpose::Link;
+        // With enough followers, this worker can begin a world of its own.
+        let followers = self.members.connected();
+        let followers = if followers.len() < self.quorum.minimum { followers } else { BTreeSet::new() };
         if let (Some(election), false) = (&mut self.election, is_certain)
-            && !election.refuse(call, refusal.clone())
+            && !election.refuse(call, refusal.clone(), &followers)
         {
             return None;
         }
-        let (task, address) = (self.members.task(call.worker), call.address.to_string());
-        Some(JoinError::Refused { worker: call.worker, task, address, refusal })
+        let (worker, address) = (call.worker, call.address.to_string());
+        let task = self.members.task(worker);
+        if self.election.is_some() && call.purpose == Purpose::Link && refusal.reason == Reason::Generation {
+            // That one has the table of a later world. This one still has the state that it has.
+            return Some(JoinError::Lost { worker, task, address, reason: refusal.to_string() });
+        }
+        Some(JoinError::Refused { worker, task, address, refusal })
     }
 }
 

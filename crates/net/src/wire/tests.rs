@@ -5,7 +5,8 @@
 
 use crate::Message;
 use crate::handshake::{
-    Caller, HandshakeDecoder, Hello, Host, Offer, Purpose, Reason, Refusal, Words, caller, host,
+    Caller, HandshakeDecoder, Hello, Host, Offer, Purpose, Reason, Refusal, UnformedWorld, Words, caller,
+    host,
 };
 use crate::wire::{Decoder, Frame, Limits, Queue, WireError};
 use distribute_cluster::Job;
@@ -183,10 +184,13 @@ fn a_large_body_is_read_to_where_it_stays() {
 }
 
 fn hello(random: &mut SplitMix) -> Hello {
+    let address = format!("10.0.0.{}:1", random.below(256));
+    let unformed = (random.below(2) == 0)
+        .then(|| UnformedWorld { generation: 1 + random.bits() % 3, latest: random.bits() % 3 });
     let purpose = match random.below(4) {
         0 => Purpose::Link,
-        3 => Purpose::Spare { address: format!("10.0.0.{}:1", random.below(256)) },
-        1 => Purpose::Join { address: format!("10.0.0.{}:1", random.below(256)) },
+        3 => Purpose::Spare { address, unformed },
+        1 => Purpose::Join { address, unformed },
         _ => Purpose::Call { from: Job::Chief.task(0), to: Job::Ps.task(random.below(2)) },
     };
     let job = random.of(&["a", "", "ä"]).to_owned();

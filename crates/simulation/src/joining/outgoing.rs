@@ -2,13 +2,19 @@
 
 use super::Joining;
 use crate::context::Context;
-use crate::network::Conn;
+use crate::guests::{HANDSHAKE, words};
+use crate::network::{Arrival, Conn};
 use crate::planted::Planted;
-use distribute_net::handshake::{Caller, HandshakeDecoder, Purpose};
+use distribute_net::JoinError;
+use distribute_net::handshake::caller::Answer;
+use distribute_net::handshake::{Caller, HandshakeDecoder, Hello, Purpose, Refusal};
 use distribute_net::rendezvous::election::Election;
 use distribute_net::rendezvous::retries::Retries;
 use distribute_net::rendezvous::state::Call;
 use std::time::Duration;
+
+/// The wait after an answer that another attempt would not change, if the call must be retried nevertheless.
+const RELUCTANT: Duration = Duration::from_millis(500);
 
 /// A connection that a process makes to another one.
 #[derive(Debug)]
@@ -91,6 +97,85 @@ impl Joining {
                 None => self.outgoing.push(Outgoing::new(ask, now + wait)),
             }
         }
+    }
+
+    /// Handles an arrival over the outgoing connection with the index `at`.
+    ///
+    /// # Errors
+    /// Returns the reason why the worker cannot join.
+    pub(super) fn take_answer(
+        &mut self,
+        context: &mut Context<'_>,
+        at: usize,
+        conn: Conn,
+        what: Arrival,
+    ) -> Result<(), JoinError> {
+        let now = context.now();
+        let Outgoing { call, retries, state, .. } = &mut self.outgoing[at];
+        match (what, &mut *state) {
+            (Arrival::Made, State::Connecting(..)) => {
+                let hello = Hello {
+                    purpose: call.purpose.clone(),
+                    generation: call.generation,
+                    ..self.hello.clone()
+                };
+                let caller = Caller::new(hello, call.worker, None, [0; 32]);
+                context.send(conn, Arrival::Words(caller.first()));
+                *state =
+                    State::Talking(conn, now + HANDSHAKE, Box::new((HandshakeDecoder::default(), caller)));
+            }
+            (Arrival::Closed(reason), _) => {
+                *state = State::Waiting(now + retries.broken(reason));
+                self.meeting.missed(call);
+            }
+            (Arrival::Words(bytes), State::Talking(_, _, talk)) => {
+                let (hearing, caller) = &mut **talk;
+                let answer = match words(hearing, &bytes) {
+                    Ok(None) => return Ok(()),
+                    Ok(Some(words)) => caller.receive(words),
+                    Err(refusal) => Err(refusal),
+                };
+                match answer {
+                    Ok(Answer::Send(words)) => context.send(conn, Arrival::Words(words)),
+                    Ok(Answer::Welcome) => {
+                        let call = self.outgoing.remove(at).call;
+                        let accepted = self.meeting.accepted(&call);
+                        if accepted.is_none() && !context.has(Planted::TwoLeaders) {
+                            context.close(conn, "it closed its connection");
+                            return Ok(());
+                        }
+                        let rank = call.worker;
+                        context.note(|| format!("is linked to worker {rank}"));
+                        if !context.has(Planted::FollowersKept) {
+                            let followers = accepted.unwrap_or_default();
+                            followers.into_iter().for_each(|follower| self.close_link(context, follower));
+                        }
+                        self.links.insert(conn, rank);
+                    }
+                    Err(refusal) => {
+                        context.note(|| format!("is refused by worker {}: {refusal}", call.worker));
+                        context.close(conn, "it closed its connection");
+                        self.sent_to = refusal.leader.as_ref().map(|leader| leader.0).or(self.sent_to);
+                        let forgets = context.has(Planted::MembersForgotten);
+                        let generation = if forgets { 0 } else { refusal.generation };
+                        self.meeting.answered(call, &Refusal { generation, ..refusal.clone() });
+                        let retried = match context.planted {
+                            Some(planted) if planted.gives_up(&refusal) => Err(refusal),
+                            _ => retries.refused(refusal),
+                        };
+                        match retried {
+                            Ok(wait) => *state = State::Waiting(now + wait),
+                            Err(refusal) => match self.meeting.refused(call, refusal, now) {
+                                Some(error) => return Err(error),
+                                None => *state = State::Waiting(now + RELUCTANT),
+                            },
+                        }
+                    }
+                }
+            }
+            _ => {}
+        }
+        Ok(())
     }
 
     pub(super) fn close_link(&mut self, context: &mut Context<'_>, worker: usize) {

@@ -57,6 +57,15 @@ pub(super) fn disturb(scenario: Scenario, plan: &mut Plan, draw: &mut SplitMix) 
             plan.faults.push((when, fault));
         }
     }
+    if !is_storm && draw.below(4) == 0 {
+        // A worker that is busy may be the only one that has the state.
+        if let Some(course) = &mut plan.course {
+            (course.breaks, course.longest_break) = (30, ms(20_000));
+        }
+        let (rank, step) = (draw.below(workers), 3 + draw.below(6) as u64);
+        let after = ms(10 + draw.below(50) as u64);
+        plan.faults.push((When::InCall { generation: 1, rank, step, call: 0, after }, Fault::Callers));
+    }
     if is_bridged {
         // The leader is lost, and a spare reaches two groups that do not reach each other. Together with it, each of
         // them may be enough for a world.

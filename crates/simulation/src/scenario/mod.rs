@@ -90,7 +90,8 @@ pub enum Scenario {
     /// connections break.
     SparesStorm,
     /// Like `SparesKilled`, with a fixed number of workers, so that leaders are elected. Workers are also removed, as
-    /// many as the others can do without, and leaders are killed when they have completed a world.
+    /// many as the others can do without, leaders are killed when they have completed a world, and all workers but busy
+    /// ones.
     Elected,
     /// Like `Elected`, but processes are also stopped or cut off, or fail silently, and connections break. There may be
     /// as many spares as workers, or more.

@@ -6,6 +6,8 @@ use crate::event::Event;
 use crate::joining::address;
 use crate::network::{Arrival, Conn, Pid, SILENCE};
 use crate::plan::Fault;
+use crate::process::Process;
+use crate::working::Working;
 use distribute_cluster::Address;
 use distribute_net::Claim;
 use distribute_net::rendezvous::note::Note;
@@ -53,6 +55,12 @@ impl Simulation {
                     self.removed[self.processes[pid].name.rank] |= is_removed;
                     self.kill(pid);
                 }
+            }
+            Fault::Callers => {
+                let waits = |process: &&Process| process.working().is_some_and(Working::is_in_call);
+                let callers: Vec<_> =
+                    self.processes.iter().filter(waits).map(|process| process.name.pid).collect();
+                callers.into_iter().for_each(|pid| self.kill(pid));
             }
             Fault::Vanish(rank) => {
                 if let Some(pid) = self.last_of(rank) {

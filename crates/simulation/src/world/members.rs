@@ -2,14 +2,16 @@
 
 use super::{GENERATIONS, Simulation};
 use crate::checks::Certain;
-use crate::network::Pid;
+use crate::network::{Conn, Pid};
 use crate::process::Process;
+use crate::working::Working;
 use std::collections::BTreeSet;
 
 impl Simulation {
     /// Checks the world of a process that has just joined it, and records the highest generation. Does nothing for
     /// other processes. The rules:
     /// - The number of members is within the limits of the plan.
+    /// - If leaders are elected, no other world has all of its workers, and enough processes follow the leader.
     /// - No other process of the same worker is working in the same generation.
     /// - In plans with [`Certain::NobodyLate`], the world contains the live workers that were waiting for it
     ///   ([`Process::owed`]), unless it is full.
@@ -36,10 +38,18 @@ impl Simulation {
             ));
         }
         // INV-110
-        if self.surroundings.plan.electorate().is_some()
-            && let [one, other, ..] = &self.complete_worlds()[..]
-        {
-            wrong.push(format!("there are two worlds at once: {one:?} and {other:?}"));
+        if let Some(electorate) = self.surroundings.plan.electorate() {
+            if let [one, other, ..] = &self.complete_worlds()[..] {
+                wrong.push(format!("there are two worlds at once: {one:?} and {other:?}"));
+            }
+            let (followers, needed) = (self.followers(pid, working), electorate.needed());
+            let begins = self.surroundings.leader == Some(pid) && self.led.insert((pid, process.generation));
+            if begins && followers + 1 < needed {
+                wrong.push(format!(
+                    "{} has begun a world with {followers} processes that follow it, and needs {needed} tasks",
+                    process.name
+                ));
+            }
         }
         // INV-100
         let most = self.surroundings.plan.most();
@@ -107,6 +117,44 @@ impl Simulation {
             }
         }
         wrong.into_iter().for_each(|wrong| self.broken(wrong));
+    }
+
+    /// Checks that a process which continues after the given number of updates does not do so without another one that
+    /// lives and has made more. One update more is possible: that one may have made it before the world noticed a loss.
+    /// Only in plans in which every process reaches all others, and leaders are elected.
+    pub(super) fn compare_with_absent(&mut self, pid: Pid, updates: u64) {
+        // INV-110
+        let plan = &self.surroundings.plan;
+        if plan.electorate().is_none() || plan.certain != Certain::NobodyLate {
+            return;
+        }
+        let made = |other: &Process| {
+            let training = other.training().filter(|training| other.lives() && training.is_whole());
+            training.map_or(0, |training| training.weights().made)
+        };
+        if let Some(other) = self.processes.iter().find(|other| made(other) > updates + 1) {
+            let (name, absent) = (self.processes[pid].name, other.name);
+            self.broken(format!(
+                "{name} goes on after update {updates}, and {absent} lives and has made {}",
+                made(other)
+            ));
+        }
+    }
+
+    /// Returns the number of members and spares that follow the process `pid`, which has just begun a world as the
+    /// leader. One counts if it has gone without the leader's knowledge, but not if it has a link to the leader, and
+    /// follows another one.
+    fn followers(&self, pid: Pid, working: &Working) -> usize {
+        let follows = |conn: &Conn| {
+            let there = self.surroundings.network.peer(*conn, pid).and_then(|(there, _)| there);
+            let other = there.map(|there| &self.processes[there]).filter(|other| {
+                let is_link = other.links().is_some_and(|(links, ..)| links.contains_key(conn));
+                is_link && self.surroundings.network.is_open(*conn, other.name.pid)
+            });
+            let leader = other.and_then(Process::leader);
+            leader.is_none_or(|leader| leader == self.processes[pid].name.rank)
+        };
+        working.links().keys().copied().chain(working.spares()).filter(follows).count()
     }
 
     /// Returns the worlds of which all workers are there, each with its generation and the cluster indices of its

@@ -18,7 +18,7 @@ use crate::working::{Ending, Working};
 use distribute_cluster::World;
 use distribute_net::Claim;
 use distribute_testing::SplitMix;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// The maximum number of generations. If there are more, the workers are considered to restart forever.
@@ -64,6 +64,8 @@ pub struct Simulation {
     starting: Vec<bool>,
     /// The highest generation of any world so far; 0 if there was none.
     made: u64,
+    /// The processes that have led a world, with its generation.
+    led: BTreeSet<(Pid, u64)>,
     /// The time at which each process began its last step of a training run.
     steps: BTreeMap<Pid, Duration>,
     looks: bool,
@@ -103,6 +105,7 @@ impl Simulation {
             ended: Duration::ZERO,
             random,
             made: 0,
+            led: BTreeSet::new(),
             steps: BTreeMap::new(),
             looks: false,
         }
@@ -325,6 +328,7 @@ impl Simulation {
                 members.iter().filter(|training| training.is_whole() && Some(training.told()) == agreed);
             let furthest = whole.map(|training| training.weights().made).max();
             let name = self.processes[pid].name;
+            self.compare_with_absent(pid, updates.unwrap_or_default());
             match (updates, furthest) {
                 (Some(updates), Some(furthest)) if furthest > updates => {
                     self.broken(format!(

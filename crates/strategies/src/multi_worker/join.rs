@@ -131,7 +131,8 @@ impl JoinSettings {
         let started = Stopwatch::start();
         self.announce(group, "waits as a spare", started.elapsed());
         let mut claim = Claim::default();
-        let quorum = self.quorum(BTreeSet::new(), BTreeSet::new());
+        // A spare leads if all workers are lost.
+        let quorum = self.quorum((0..self.max_workers).collect(), BTreeSet::new());
         loop {
             let rendezvous = self.rendezvous(quorum.clone()).spare_of(generation);
             match group.rejoin(rendezvous.timeout(patience)) {

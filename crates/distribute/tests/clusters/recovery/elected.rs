@@ -179,6 +179,40 @@ fn a_minority_ends_with_an_error_that_says_so_and_begins_no_training() {
 
 // INV-42, INV-110
 #[test]
+fn a_world_that_is_cut_in_two_continues_on_one_side_alone() {
+    in_parent(|| {
+        let (mut job, network) = Job::with_spares(WORKER, 2).with_network();
+        // Three of five tasks are needed, and these are two of the three workers.
+        let minority = [0, 1];
+        minority.into_iter().for_each(|worker| job.patience_after_loss(worker, Duration::from_secs(8)));
+        [0, 1, 3, 4].into_iter().for_each(|worker| job.start(worker, None));
+        job.start(2, Some(Place::Between));
+        [3, 4].into_iter().for_each(|spare| drop(job.wait_for_line(spare, WAITS, Duration::ZERO)));
+        job.wait_for_line(2, "at Between", Duration::ZERO);
+        let made = job.lines(2, STEP).len();
+        for worker in minority {
+            while job.lines(worker, STEP).len() < made {
+                job.listen_until(job.now() + Duration::from_millis(10));
+            }
+        }
+        network.cut(&minority);
+        job.send(2, GO);
+        [3, 4].into_iter().for_each(|spare| {
+            drop(job.wait_for_line(spare, &format!("{TAKES_PART}2"), Duration::ZERO));
+        });
+        for worker in minority {
+            let said = job.wait_for_line(worker, "minority: this process sees ", Duration::ZERO).line;
+            let says = "and needs 3: the others may have continued without it";
+            assert!(said.contains(" of 5 tasks after ") && said.contains(says), "{said}");
+            job.wait_until_ended(worker);
+            assert_eq!(job.lines(worker, STEP).len(), made, "{}", job.story());
+        }
+        end(&mut job, WORKERS, &[2, 3, 4], 2);
+    });
+}
+
+// INV-42, INV-110
+#[test]
 fn a_leader_that_is_suspended_finds_itself_a_spare() {
     in_parent(|| {
         let mut job = Job::with_spares(WORKER, 1).with_ports();

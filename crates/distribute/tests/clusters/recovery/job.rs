@@ -1,6 +1,7 @@
 //! The workers of a training as processes, which are started, disturbed, and read line by line.
 
 use crate::recovery::disk;
+use crate::recovery::network::Network;
 use crate::recovery::program::{Place, Task};
 use crate::recovery::relay::Relay;
 use crate::recovery::worker::Life;
@@ -93,6 +94,18 @@ impl Job {
         self
     }
 
+    /// Connects the tasks by a network that can be interrupted. Each has a port that all know.
+    pub fn with_network(mut self) -> (Self, Network) {
+        self.ports = self.tasks.iter().map(|_| Port::reserve()).collect();
+        let network = Network::to(&self.ports.iter().map(Port::address).collect::<Vec<_>>());
+        let addresses: Vec<_> = network.addresses.iter().map(ToString::to_string).collect();
+        for (task, port) in self.tasks.iter_mut().zip(&self.ports) {
+            task.addresses.clone_from(&addresses);
+            (task.listen, task.sockets) = (Some(port.address().to_string()), true);
+        }
+        (self, network)
+    }
+
     /// Makes SIGTERM a notice to the job's workers.
     pub fn watching(mut self) -> Self {
         self.tasks.iter_mut().for_each(|task| task.watches = true);
@@ -157,6 +170,11 @@ impl Job {
     /// Sets the time that a worker waits for the others when it starts.
     pub fn patience(&mut self, worker: usize, patience: Duration) {
         self.tasks[worker].patience = patience;
+    }
+
+    /// Sets the time that a worker waits for the others after a loss.
+    pub fn patience_after_loss(&mut self, worker: usize, patience: Duration) {
+        self.tasks[worker].patience_after_loss = Some(patience);
     }
 
     /// Starts all workers, and the spares.

@@ -18,6 +18,7 @@ mod leaving;
 mod local_steps;
 mod logical;
 mod matrix;
+mod network;
 mod other_programs;
 mod program;
 mod relay;

@@ -5,11 +5,11 @@ fn hello(rank: usize, purpose: Purpose) -> Hello {
 }
 
 fn join(rank: usize) -> Hello {
-    hello(rank, Purpose::Join { address: format!("10.0.0.{rank}:7") })
+    hello(rank, Purpose::Join { address: format!("10.0.0.{rank}:7"), unformed: None })
 }
 
 fn spare(rank: usize, generation: u64) -> Hello {
-    let purpose = Purpose::Spare { address: format!("10.0.0.{rank}:7") };
+    let purpose = Purpose::Spare { address: format!("10.0.0.{rank}:7"), unformed: None };
     Hello { generation, ..hello(rank, purpose) }
 }
 

@@ -16,6 +16,9 @@ const UNFORMED: u32 = 10;
 /// The number of such reports after which the process leaves the leader for any other one.
 const STUCK: u32 = 60;
 
+/// The time after which a spare that knows no leader leads.
+const UNLED: Duration = Duration::from_secs(5);
+
 /// The leader that a process follows.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Following {
@@ -42,6 +45,11 @@ impl Following {
     /// Records the generation of the last world of the leader, which is at the given position.
     pub fn is_led(&mut self, generation: u64, position: usize) {
         self.precedence = Some(Precedence::new(generation, position));
+    }
+
+    /// Returns the generation of the last world of the leader, if it has been received; 0 if there was none.
+    pub fn generation(&self) -> Option<u64> {
+        self.precedence.map(Precedence::generation)
     }
 
     /// Returns whether to leave the leader for another process that leads.
@@ -103,6 +111,7 @@ impl RendezvousState {
     /// Processes the refusal of a process that is asked again later, as an answer to the call.
     pub fn answered(&mut self, call: &Call, refusal: &Refusal) {
         let Some(election) = self.election.as_mut().filter(|_| call.purpose != Purpose::Link) else { return };
+        election.hear(call, refusal);
         if let Some((position, address)) = refusal.leader.as_deref() {
             election.learn(*position, address);
             election.suspect(*position);
@@ -112,6 +121,13 @@ impl RendezvousState {
         }
         self.later = self.later.max(refusal.generation);
         self.answers += u64::from(refusal.generation > self.members.latest());
+    }
+
+    /// Processes an attempt to reach a process that has failed, so that it is repeated.
+    pub fn missed(&mut self, call: &Call) {
+        if let Some(election) = self.election.as_mut().filter(|_| call.purpose != Purpose::Link) {
+            election.miss(call);
+        }
     }
 
     /// Returns the number of answers of processes that still are in a later world than all that have connected. After
@@ -137,6 +153,16 @@ impl RendezvousState {
     /// Returns the note that an elected leader sends to a process that it has accepted; `None` on any other worker.
     pub fn leading_note(&self) -> Option<Note> {
         (self.election.is_some() && self.leads()).then(|| Note::Leads(self.members.before()))
+    }
+
+    /// Lets this worker lead if it is a spare that has known no leader for some time: all workers are lost, and no
+    /// process that has just started answers. `now` is the time since this worker has begun.
+    pub fn look(&mut self, now: Duration) {
+        let is_unled = self.election.is_some() && self.spare_of > 0 && self.members.leader().is_none();
+        self.unled_since = is_unled.then(|| self.unled_since.unwrap_or(now));
+        if self.unled_since.is_some_and(|since| now.saturating_sub(since) >= UNLED) {
+            self.members.lead_as_spare(self.spare_of);
+        }
     }
 
     /// Leads again after the leader was lost, unless this worker is a spare.
@@ -168,7 +194,7 @@ impl RendezvousState {
     /// Returns the refusal to send to a worker that precedes this one, or that must connect to another one.
     pub(super) fn precede(&mut self, hello: &Hello) -> Result<(), Refusal> {
         let follows = self.follows();
-        let (Some(election), Purpose::Join { address } | Purpose::Spare { address }) =
+        let (Some(election), Purpose::Join { address, .. } | Purpose::Spare { address, .. }) =
             (&mut self.election, &hello.purpose)
         else {
             return Ok(());
@@ -199,14 +225,21 @@ impl RendezvousState {
                 })
             }
             None => {
-                election.hurry(hello.rank);
+                // Spares without a leader do not call each other all the time.
+                if Precedence::of(hello).is_some() {
+                    election.hurry(hello.rank);
+                }
                 Err(Refusal::new(
                     Reason::Early,
                     format!("{mine} is a spare without a leader, and leads nobody"),
                 ))
             }
             Some(_) => {
-                if hello.rank != me && Precedence::of(hello).is_some_and(|theirs| theirs < own) {
+                let precedes = match Precedence::of(hello) {
+                    Some(theirs) => self.spare_of > 0 || theirs < own,
+                    None => self.spare_of > 0 && hello.rank < me,
+                };
+                if hello.rank != me && precedes {
                     election.hurry(hello.rank);
                     let text = format!("{theirs} precedes {mine}, which connects to it");
                     return Err(Refusal::new(Reason::Early, text));
@@ -216,3 +249,6 @@ impl RendezvousState {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,6 +3,9 @@ use crate::handshake::Names;
 use crate::{ENDED, LEFT};
 use bytes::Bytes;
 
+const JOIN: fn(String) -> Purpose = |address| Purpose::Join { address, unformed: None };
+const SPARE: fn(String) -> Purpose = |address| Purpose::Spare { address, unformed: None };
+
 // INV-85
 #[test]
 fn a_worker_that_was_refused_is_needed_where_it_has_not_come_and_all_have_to() {
@@ -17,7 +20,7 @@ fn a_worker_that_was_refused_is_needed_where_it_has_not_come_and_all_have_to() {
     assert_eq!(needs(&at(1)), [false; 4], "the leader decides");
     let some = Quorum { minimum: 2, ..Quorum::all(3) };
     assert_eq!(needs(&at(0).quorum(some)), [false; 4], "there may be a world without it");
-    let purpose = Purpose::Join { address: "10.0.0.1:7".to_owned() };
+    let purpose = Purpose::Join { address: "10.0.0.1:7".to_owned(), unformed: None };
     let (job, digest) = ("a".to_owned(), [0; 32]);
     let hello = Hello { job, generation: 0, rank: 1, workers: 3, replicas: 1, digest, purpose };
     let mut leader = at(0);
@@ -65,11 +68,11 @@ fn a_leader_that_has_just_started_waits_for_members_of_which_a_spare_knows() {
         let (job, purpose) = ("a".to_owned(), purpose(addresses[rank].to_string()));
         Hello { job, generation, rank, workers: 3, replicas: 1, digest: [0; 32], purpose }
     };
-    leader.decide(&hello(1, 6, |address| Purpose::Spare { address })).unwrap();
+    leader.decide(&hello(1, 6, SPARE)).unwrap();
     let mut late = leader.clone();
     leader.close_with_quorum(Duration::ZERO);
     assert_eq!(leader.members().members().len(), 3, "it is not closed");
-    leader.decide(&hello(2, 6, |address| Purpose::Join { address })).unwrap();
+    leader.decide(&hello(2, 6, JOIN)).unwrap();
     leader.close_with_quorum(Duration::ZERO);
     assert_eq!((leader.members().members(), leader.members().generation()), (vec![0, 2], 7));
     // All members are lost, or one is busy for very long: it can supplant the new world, which is of generation 2.
@@ -78,7 +81,7 @@ fn a_leader_that_has_just_started_waits_for_members_of_which_a_spare_knows() {
     assert!(!late.members().is_closed());
     late.close_with_quorum(2 * grace);
     assert_eq!((late.members().members(), late.members().generation()), (vec![0, 1], 2));
-    all.decide(&hello(2, 0, |address| Purpose::Join { address })).unwrap();
+    all.decide(&hello(2, 0, JOIN)).unwrap();
     assert!(!all.is_complete(&[]), "nobody is missing, and the members are not chosen yet");
     all.close_with_quorum(Duration::ZERO);
     assert_eq!((all.members().members(), all.is_complete(&[])), (vec![0, 1], true));
@@ -98,11 +101,11 @@ fn a_leader_that_has_just_started_does_not_take_a_spare_for_a_worker_that_it_exp
         Hello { job, generation: 6, rank, workers: 5, replicas: 1, digest: [0; 32], purpose }
     };
     // Spare 3 has taken the place of worker 1, which is a spare now.
-    leader.decide(&hello(1, |address| Purpose::Spare { address })).unwrap();
-    leader.decide(&hello(2, |address| Purpose::Join { address })).unwrap();
+    leader.decide(&hello(1, SPARE)).unwrap();
+    leader.decide(&hello(2, JOIN)).unwrap();
     leader.close_with_quorum(Duration::from_secs(1));
     assert!(!leader.members().is_closed(), "worker 3 may connect yet");
-    leader.decide(&hello(3, |address| Purpose::Join { address })).unwrap();
+    leader.decide(&hello(3, JOIN)).unwrap();
     leader.close_with_quorum(Duration::ZERO);
     assert_eq!(leader.members().members(), [0, 2, 3]);
 }
@@ -147,282 +150,4 @@ fn a_leader_that_has_ended_is_done_and_one_that_has_left_waits_for_all_to_come_a
             Err(error) => assert!(!done && matches!(error, JoinError::Lost { worker: 0, .. }), "{error}"),
         }
     }
-}
-
-/// Returns the state of a process of four tasks that was in a world of this generation, and elects its leader.
-fn elects(me: usize, generation: u64, spare_of: u64) -> RendezvousState {
-    let addresses: Vec<Address> = (0..4).map(|task| format!("10.0.0.{task}:7").parse().unwrap()).collect();
-    let members = Membership::new(me, Names::default(), addresses.clone()).after(generation);
-    let state = RendezvousState::new(World::new(4, me, 1).unwrap(), members).spare_of(spare_of);
-    let quorum = Quorum { minimum: 3, maximum: 3, ..Quorum::all(4) };
-    let (expected, grace) = ([0, 1, 2].into(), Duration::from_secs(30));
-    state.quorum(Quorum { expected, grace, ..quorum }).elect(Election::new(me, addresses, Default::default()))
-}
-
-fn asks(rank: usize, generation: u64, purpose: fn(String) -> Purpose) -> Hello {
-    let (job, purpose) = ("a".to_owned(), purpose(format!("10.0.1.{rank}:9")));
-    Hello { job, generation, rank, workers: 4, replicas: 1, digest: [0; 32], purpose }
-}
-
-const JOIN: fn(String) -> Purpose = |address| Purpose::Join { address };
-const SPARE: fn(String) -> Purpose = |address| Purpose::Spare { address };
-
-fn called(state: &RendezvousState) -> Vec<usize> {
-    state.asks().unwrap().into_iter().map(|(call, _)| call.worker).collect()
-}
-
-// INV-110
-#[test]
-fn a_process_leads_those_that_it_precedes_and_refuses_the_others() {
-    let refuses = |state: &mut RendezvousState, hello| state.decide(&hello).unwrap_err().reason;
-    let mut started = elects(1, 0, 0);
-    assert!(started.leads() && called(&started) == [0, 2, 3]);
-    assert_eq!(refuses(&mut started, asks(0, 0, JOIN)), Reason::Early);
-    assert_eq!(refuses(&mut started, asks(3, 5, JOIN)), Reason::Early);
-    // Both have told their addresses, and are asked at once.
-    assert_eq!(called(&started), [0, 0, 2, 3, 3]);
-    assert_eq!(started.election_mut().unwrap().take_hurried(), [0, 3].into());
-    started.decide(&asks(2, 0, JOIN)).unwrap();
-    started.decide(&asks(3, 5, SPARE)).unwrap();
-    assert_eq!(called(&started), [0, 0]);
-    assert_eq!(refuses(&mut started, asks(1, 0, JOIN)), Reason::Rank);
-    let mut member = elects(2, 5, 0);
-    member.decide(&asks(0, 0, JOIN)).unwrap();
-    member.decide(&asks(3, 5, JOIN)).unwrap();
-    assert_eq!(refuses(&mut member, asks(1, 5, JOIN)), Reason::Early);
-    assert_eq!(refuses(&mut elects(2, 5, 0), asks(1, 4, JOIN)), Reason::Generation);
-    // It has the table of a world that this one has lost.
-    let link = |_| Purpose::Link;
-    assert_eq!(refuses(&mut elects(2, 5, 0), asks(3, 6, link)), Reason::Early);
-    let mut spare = elects(0, 0, 5);
-    assert!(!spare.leads() && !spare.is_located());
-    assert_eq!(refuses(&mut spare, asks(2, 0, JOIN)), Reason::Early);
-    assert!(matches!(&spare.asks().unwrap()[0].0, call if call.purpose == SPARE("10.0.0.0:7".to_owned())));
-}
-
-// INV-110
-#[test]
-fn a_process_follows_one_leader_at_a_time_and_has_no_followers_then() {
-    let mut state = elects(1, 0, 0);
-    state.decide(&asks(2, 0, JOIN)).unwrap();
-    let calls = state.asks().unwrap();
-    assert_eq!(state.accepted(&calls[0].0), Some(vec![2]));
-    assert_eq!((state.leads(), state.is_located(), called(&state)), (false, false, vec![]));
-    assert_eq!(state.members().connected(), [1].into());
-    // Another one has accepted it at the same time.
-    assert_eq!(state.accepted(&calls[1].0), None);
-    let sent = state.decide(&asks(2, 0, JOIN)).unwrap_err();
-    assert_eq!(
-        (sent.reason, sent.leader.as_deref().cloned()),
-        (Reason::Elsewhere, Some((0, "10.0.0.0:7".parse().unwrap())))
-    );
-    state.close_with_quorum(Duration::from_secs(60));
-    assert!(!state.members().is_closed() && state.table().is_none());
-    // The leader is lost. The process leads again, and asks the others.
-    assert_eq!(state.mark_lost(0, "reset".to_owned()).unwrap(), NextStep::Drop(0, None));
-    assert!(state.leads() && called(&state) == [0, 2, 2, 3]);
-    state.decide(&asks(2, 0, JOIN)).unwrap();
-    state.decide(&asks(3, 0, JOIN)).unwrap();
-    state.close_with_quorum(Duration::from_secs(1));
-    assert!(!state.members().is_closed(), "the first task may connect yet");
-    state.close_with_quorum(Duration::from_secs(5));
-    assert_eq!((state.members().members(), state.members().generation()), (vec![1, 2, 3], 1));
-    assert_eq!(state.missing([].into_iter()), []);
-    let Some(Note::Table(1, table)) = state.table() else { panic!() };
-    // The others link to each other, and not to the leader again.
-    let mut member = elects(3, 0, 0);
-    let call = member.asks().unwrap().remove(1).0;
-    assert_eq!(member.accepted(&call), Some(vec![]));
-    let NextStep::Call(links) = member.receive(1, &Note::Table(1, table).encode()).unwrap() else { panic!() };
-    assert_eq!(links.iter().map(|call| call.worker).collect::<Vec<_>>(), [2]);
-    assert_eq!((member.asks(), member.missing([].into_iter())), (Some(vec![]), vec![]));
-    assert!(matches!(member.mark_lost(1, "reset".to_owned()), Err(JoinError::Lost { worker: 1, .. })));
-}
-
-// INV-110
-#[test]
-fn a_spare_knows_the_workers_of_its_world_and_asks_them() {
-    let mut spare = elects(3, 0, 4);
-    let call = spare.asks().unwrap().remove(0).0;
-    assert_eq!(spare.accepted(&call), Some(vec![]));
-    let world = [(1, "10.0.1.1:9".parse().unwrap()), (2, "10.0.0.2:7".parse().unwrap())];
-    spare.receive(0, &Note::Spare(5, world.to_vec()).encode()).unwrap();
-    assert_eq!((spare.held(), called(&spare)), (Some(5), vec![]));
-    spare.mark_lost(0, "reset".to_owned()).unwrap();
-    assert_eq!(spare.held(), None);
-    let asks = spare.asks().unwrap();
-    let at_once: Vec<_> =
-        asks.iter().filter(|(_, wait)| wait.is_zero()).map(|(call, _)| call.worker).collect();
-    assert_eq!((at_once, called(&spare)), (vec![1, 1, 2], vec![0, 1, 1, 2]));
-    assert!(asks.iter().all(|(call, _)| call.generation == 5 && call.before.as_deref() == Some("reset")));
-}
-
-/// Returns the call of a process to another one.
-fn call(state: &RendezvousState, worker: usize) -> Call {
-    state.asks().unwrap().into_iter().map(|(call, _)| call).find(|call| call.worker == worker).unwrap()
-}
-
-// INV-100, INV-110
-#[test]
-fn a_leader_waits_for_members_of_a_later_world_that_a_spare_knows_of() {
-    let patience = Duration::from_secs(150);
-    let soon = patience - Duration::from_millis(1);
-    for (before, generation) in [(0, 2), (4, 5)] {
-        let mut leader = elects(1, before, 0).patience(patience);
-        leader.decide(&asks(2, 5, SPARE)).unwrap();
-        leader.decide(&asks(3, 0, JOIN)).unwrap();
-        leader.close_with_quorum(soon);
-        assert!(!leader.members().is_closed(), "members of generation 5 may be busy");
-        leader.close_with_quorum(patience);
-        assert_eq!(leader.members().members(), [1, 2, 3]);
-        assert_eq!(leader.members().generation(), generation, "members of generation 5 supplant it");
-    }
-}
-
-// INV-110
-#[test]
-fn a_leader_does_not_begin_while_a_member_of_a_later_world_answers() {
-    let patience = Duration::from_secs(150);
-    for before in [0, 4] {
-        let mut leader = elects(1, before, 0).patience(patience);
-        leader.decide(&asks(2, 0, JOIN)).unwrap();
-        leader.decide(&asks(3, 0, JOIN)).unwrap();
-        let busy = |generation| Refusal::busy("it has lost its leader", generation);
-        let call = call(&leader, 0);
-        // It does not have a later state.
-        leader.answered(&call, &busy(before));
-        assert_eq!(leader.answers(), 0);
-        leader.answered(&call, &busy(5));
-        leader.answered(&call, &busy(5));
-        assert_eq!(leader.answers(), 2, "after each, the time begins again");
-        leader.close_with_quorum(patience - Duration::from_millis(1));
-        assert!(!leader.members().is_closed());
-        let mut without = leader.clone();
-        without.close_with_quorum(patience);
-        assert!(without.members().is_closed(), "it does not answer any more");
-    }
-}
-
-/// Returns the report of a leader of four tasks to which all but these have connected.
-fn report(missing: &[usize]) -> Bytes {
-    let missing = missing.iter().map(|worker| Missing {
-        worker: *worker,
-        task: Names::default().task(*worker),
-        address: String::new(),
-        last: None,
-    });
-    let (missing, refused) = (missing.collect(), Vec::new());
-    Note::Waiting(Progress { workers: 4, waited: Duration::ZERO, missing, refused }).encode()
-}
-
-// INV-110
-#[test]
-fn a_follower_moves_to_a_leader_that_precedes_its_own_if_too_few_have_joined_that() {
-    let follow = || {
-        // Tasks 0 and 1 lead, and do not reach each other.
-        let mut spare = elects(3, 0, 5);
-        let call = call(&spare, 1);
-        assert_eq!(spare.accepted(&call), Some(vec![]));
-        spare.receive(1, &Note::Leads(5).encode()).unwrap();
-        spare
-    };
-    let refused = |spare: &mut RendezvousState, rank, generation| {
-        spare.decide(&asks(rank, generation, JOIN)).unwrap_err().reason
-    };
-    let mut spare = follow();
-    for _ in 0..10 {
-        assert_eq!(refused(&mut spare, 0, 5), Reason::Elsewhere);
-        assert_eq!(called(&spare), Vec::<usize>::new());
-        spare.receive(1, &report(&[0, 2])).unwrap();
-    }
-    assert_eq!(refused(&mut spare, 2, 5), Reason::Elsewhere, "that one does not precede the leader");
-    assert_eq!(refused(&mut spare, 0, 4), Reason::Elsewhere);
-    assert_eq!(refused(&mut spare, 0, 5), Reason::Early);
-    assert_eq!(called(&spare), [0, 0], "at both addresses");
-    assert_eq!(spare.election_mut().unwrap().take_hurried(), [0].into());
-    let to = call(&spare, 0);
-    assert_eq!(spare.clone().accepted(&to), Some(vec![1]), "the link to the old leader is closed");
-    // A leader with enough keeps it, and so does one that holds it or has sent the table.
-    spare.receive(1, &report(&[2])).unwrap();
-    assert_eq!((called(&spare), spare.accepted(&to)), (vec![], None));
-    let mut held = follow();
-    (0..70).for_each(|_| drop(held.receive(1, &report(&[0, 2])).unwrap()));
-    held.receive(1, &Note::Spare(6, vec![]).encode()).unwrap();
-    assert_eq!(refused(&mut held, 0, 6), Reason::Elsewhere);
-    // After a minute, any other leader is better.
-    let mut stuck = follow();
-    (0..59).for_each(|_| drop(stuck.receive(1, &report(&[0, 2])).unwrap()));
-    assert_eq!(refused(&mut stuck, 2, 5), Reason::Elsewhere);
-    stuck.receive(1, &report(&[0, 2])).unwrap();
-    assert_eq!(refused(&mut stuck, 2, 5), Reason::Early);
-    // A member does not move to one that it precedes, which would refuse it.
-    let mut member = elects(1, 5, 0);
-    let to = call(&member, 0);
-    member.accepted(&to).unwrap();
-    (0..60).for_each(|_| drop(member.receive(0, &report(&[2, 3])).unwrap()));
-    assert_eq!(refused(&mut member, 2, 5), Reason::Elsewhere);
-}
-
-// INV-110
-#[test]
-fn a_wrong_answer_of_one_process_is_kept_for_the_error_and_ends_nothing() {
-    let (mut state, now) = (elects(1, 4, 0), Duration::ZERO);
-    let calls: Vec<_> = state.asks().unwrap().into_iter().map(|(call, _)| call).collect();
-    let no = |reason| Refusal::new(reason, "no");
-    assert_eq!(calls.iter().map(|call| call.worker).collect::<Vec<_>>(), [0, 2, 3]);
-    assert!(state.refused(&calls[0], no(Reason::Job), now).is_none());
-    assert!(state.refused(&calls[1], no(Reason::Rank), now).is_none());
-    assert_eq!(state.refused_connections(vec![]), ["10.0.0.0:7 (no)", "10.0.0.2:7 (no)"]);
-    // These are from workers that have a world.
-    for reason in [Reason::Generation, Reason::Taken, Reason::Complete] {
-        assert!(matches!(state.refused(&calls[0], no(reason), now), Some(JoinError::Refused { .. })));
-    }
-    let all = state.refused(&calls[2], no(Reason::Cluster), now);
-    assert!(matches!(all, Some(JoinError::Refused { worker: 3, .. })), "all have refused it");
-}
-
-// INV-110
-#[test]
-fn the_training_has_ended_if_no_other_process_answers_otherwise() {
-    let second = Duration::from_secs(1);
-    let mut state = elects(1, 0, 0);
-    let (from, other) = (call(&state, 0), call(&state, 2));
-    let ended = Refusal::new(Reason::Ended, "over");
-    assert!(state.refused(&from, ended.clone(), second).is_none());
-    assert!(state.refused(&from, ended.clone(), 3 * second).is_none());
-    assert!(state.ended(5 * second).is_none());
-    let error = state.ended(6 * second);
-    assert!(matches!(error, Some(JoinError::Refused { worker: 0, ref refusal, .. }) if *refusal == ended));
-    // The time begins again.
-    let mut goes_on = state.clone();
-    goes_on.answered(&other, &Refusal::new(Reason::Early, "not yet"));
-    assert!(goes_on.ended(60 * second).is_none());
-    // Others have connected, and wait as well.
-    state.decide(&asks(2, 0, JOIN)).unwrap();
-    assert!(state.ended(30 * second).is_none() && state.ended(31 * second).is_some());
-    // All that are known have answered so.
-    let mut all = elects(1, 0, 0);
-    assert!(all.refused(&call(&all, 0), ended.clone(), second).is_none());
-    assert!(all.refused(&call(&all, 2), ended.clone(), second).is_none());
-    assert!(all.refused(&call(&all, 3), ended, second).is_some());
-}
-
-// INV-110
-#[test]
-fn a_leader_that_sends_a_wrong_message_is_left_and_named() {
-    let mut state = elects(2, 4, 0);
-    let to = call(&state, 0);
-    state.accepted(&to).unwrap();
-    assert_eq!(state.receive(0, b"what?").unwrap(), NextStep::Drop(0, None));
-    assert!(state.leads(), "it follows nobody");
-    assert!(state.refused_connections(vec![])[0].contains("5 bytes that are no message of it"));
-    let wait = state.asks().unwrap().into_iter().find(|(call, _)| call.worker == 0).unwrap().1;
-    assert_eq!(wait, Duration::from_secs(5), "after the others");
-    // A world without this process, and the only process that has not refused it.
-    let no = Refusal::new(Reason::Job, "no");
-    assert!(state.refused(&call(&state, 1), no, Duration::ZERO).is_none());
-    let to = call(&state, 3);
-    state.accepted(&to).unwrap();
-    let table = Note::Table(5, vec![(0, to.address.clone()), (3, to.address)]).encode();
-    assert!(matches!(state.receive(3, &table), Err(JoinError::Leader { .. })));
 }
