@@ -3,7 +3,8 @@
 
 // - **INV-34** The members of a world have one generation, which the leader creates when all have joined: one more
 //   than the last of which any of them was a member. A process that was in an earlier one than the leader is
-//   refused, and joins like one that has just started, which can take any free position. Links are made between
+//   refused, and joins like one that has just started, which can take any free position; an elected leader accepts it
+//   after the members of later ones. Links are made between
 //   workers that have received the same generation. A worker that leaves a world to re-form the group announces it
 //   (`Mesh::leave`), and a worker that is still joining the old world then joins the next one. Tests:
 //   `net/src/rendezvous/membership/tests.rs`, `retries.rs`, `claim.rs`, `simulation/tests/it/scenarios.rs`,
