@@ -206,7 +206,8 @@ fn a_minority_of_members_ends_with_an_error_that_says_so() {
         let cluster = Cluster::new(TASKS);
         let book = AddressBook::default();
         std::thread::scope(|scope| {
-            let member = |place| cluster.at(place, 4, &[1, 2], &book).timeout(Duration::from_secs(1));
+            // A follower knows from the leader's reports, one a second, who is missing.
+            let member = |place| cluster.at(place, 4, &[1, 2], &book).timeout(Duration::from_secs(4));
             let both = [1, 2].map(|place| spawn(scope, member(place)));
             for one in both {
                 let error = one.join().unwrap().unwrap_err();

@@ -161,6 +161,7 @@ impl RendezvousState {
         let is_unled = self.election.is_some() && self.spare_of > 0 && self.members.leader().is_none();
         self.unled_since = is_unled.then(|| self.unled_since.unwrap_or(now));
         if self.unled_since.is_some_and(|since| now.saturating_sub(since) >= UNLED) {
+            self.unled_since = None;
             self.members.lead_as_spare(self.spare_of);
         }
     }
