@@ -10,7 +10,7 @@ use crate::planted::Planted;
 use distribute_cluster::{Address, World};
 use distribute_net::handshake::{Hello, Purpose, UnformedWorld};
 use distribute_net::rendezvous::election::Election;
-use distribute_net::rendezvous::membership::Membership;
+use distribute_net::rendezvous::membership::{Apart, Membership};
 use distribute_net::rendezvous::note::Note;
 use distribute_net::rendezvous::state::{NextStep, RendezvousState};
 use distribute_net::{JoinError, Message, Progress, Quorum};
@@ -251,7 +251,9 @@ impl Joining {
     pub fn go_on(&mut self, context: &mut Context<'_>) -> Result<bool, JoinError> {
         let now = context.now();
         self.guests.wake(context);
-        self.meeting.look(now);
+        if let Some(left) = self.meeting.look(now) {
+            self.close_link(context, left);
+        }
         self.ask(context);
         for Outgoing { call, retries, state, is_first } in &mut self.outgoing {
             match state {
@@ -368,6 +370,16 @@ impl Joining {
     /// Returns the world of which this worker knows that it was never complete.
     pub fn unformed(&self) -> Option<UnformedWorld> {
         self.meeting.unformed()
+    }
+
+    /// Returns the pairs of workers that could not link to each other, as far as this worker knows.
+    pub fn apart(&self) -> Apart {
+        self.meeting.members().apart().clone()
+    }
+
+    /// Sets the pairs of workers that could not link to each other, as this worker knows from its last rendezvous.
+    pub fn set_apart(&mut self, apart: Apart) {
+        self.meeting = self.meeting.clone().after_apart(apart);
     }
 
     /// Returns the cluster index of the leader, which may be this worker; `None` if it knows none.

@@ -79,6 +79,8 @@ pub enum Planted {
     MembersForgotten,
     /// A process forgets that a world was never complete of which it has lost the table.
     UnformedForgotten,
+    /// A process forgets to which worker of a world it could not link.
+    UnreachedForgotten,
     /// A process that is sent to a leader asks no other process from then on.
     ElsewhereTrusted,
     /// The group re-forms because a spare is waiting.

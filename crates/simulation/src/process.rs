@@ -10,6 +10,7 @@ use crate::working::{Ending, Go, Working};
 use distribute_cluster::World;
 use distribute_collective::group::Inbox;
 use distribute_net::handshake::{Hello, Purpose, Reason, UnformedWorld};
+use distribute_net::rendezvous::membership::Apart;
 use distribute_net::rendezvous::note::Note;
 use distribute_net::{Claim, ENDED, JoinError, LEFT, Quorum};
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,6 +36,8 @@ pub struct Process {
     spare_of: u64,
     /// The world of which the process knows that it was never complete.
     unformed: Option<UnformedWorld>,
+    /// The pairs of workers that could not link to each other when the process led them last.
+    apart: Apart,
     /// The workers that the process expects at the rendezvous, as cluster indices.
     expected: BTreeSet<usize>,
     /// The workers that are not known to be lost, as cluster indices.
@@ -95,6 +98,7 @@ impl Process {
             claim,
             spare_of: 0,
             unformed: None,
+            apart: Apart::new(),
             expected: (0..context.plan.most()).collect(),
             present: BTreeSet::new(),
             owed: None,
@@ -146,8 +150,14 @@ impl Process {
             quorum.maximum = self.world.workers();
         }
         let unformed = self.unformed.filter(|_| !context.has(Planted::UnformedForgotten));
+        let forgets = context.has(Planted::UnreachedForgotten);
+        let unformed = unformed.map(|world| match forgets {
+            true => UnformedWorld { unreached: None, ..world },
+            false => world,
+        });
         let mut joining =
             Joining::new(context, self.world, hello, &self.addresses, quorum, self.until, unformed);
+        joining.set_apart(self.apart.clone());
         if self.spare_of > 0 {
             joining.be_spare(self.spare_of, context.now() + BUILD);
         }
@@ -357,7 +367,10 @@ impl Process {
 
     fn begin_to_work(&mut self, context: &mut Context<'_>) {
         let joined = match std::mem::replace(&mut self.stage, Stage::Ended(None)) {
-            Stage::Joining(joining) => joining.into_joined(),
+            Stage::Joining(joining) => {
+                self.apart = joining.apart();
+                joining.into_joined()
+            }
             other => {
                 self.stage = other;
                 return;

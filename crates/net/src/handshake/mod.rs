@@ -34,4 +34,4 @@ pub use refusal::{Reason, Refusal};
 pub use words::{Hello, Offer, Purpose, UnformedWorld, Words};
 
 /// The version of the protocol, which must be the same on both sides.
-pub const VERSION: u16 = 6;
+pub const VERSION: u16 = 7;

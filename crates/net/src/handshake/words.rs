@@ -25,6 +25,9 @@ pub struct UnformedWorld {
     pub generation: u64,
     /// The generation of the latest world before, as its leader knew; 0 if there was none.
     pub latest: u64,
+    /// The position of a worker of the world to which the process could not link for some time; `None` if a worker was
+    /// lost.
+    pub unreached: Option<usize>,
 }
 
 impl UnformedWorld {
@@ -34,13 +37,16 @@ impl UnformedWorld {
     }
 
     fn encode(world: Option<Self>, fields: &mut Writer) {
-        let Self { generation, latest } = world.unwrap_or(Self { generation: 0, latest: 0 });
+        let Self { generation, latest, unreached } =
+            world.unwrap_or(Self { generation: 0, latest: 0, unreached: None });
         fields.u64(generation);
         fields.u64(latest);
+        fields.u64(unreached.map_or(0, |position| position as u64 + 1));
     }
 
     fn decode(fields: &mut Reader<'_>) -> Result<Option<Self>, Malformed> {
-        let world = Self { generation: fields.u64()?, latest: fields.u64()? };
+        let (generation, latest) = (fields.u64()?, fields.u64()?);
+        let world = Self { generation, latest, unreached: fields.count()?.checked_sub(1) };
         Ok((world.generation > 0).then_some(world))
     }
 }

@@ -1,5 +1,6 @@
 //! The addresses of tasks that a process has learned in its rendezvous, and the last table that it has lost.
 
+use super::membership::Apart;
 use crate::handshake::UnformedWorld;
 use distribute_cluster::Address;
 use parking_lot::Mutex;
@@ -16,6 +17,7 @@ pub struct AddressBook(Arc<Mutex<Entries>>);
 struct Entries {
     addresses: BTreeMap<usize, Address>,
     unformed: Option<UnformedWorld>,
+    apart: Apart,
     spare_of: Option<u64>,
 }
 
@@ -44,6 +46,16 @@ impl AddressBook {
     /// Sets the generation of the world of which the process is a spare.
     pub fn set_spare_of(&self, generation: Option<u64>) {
         self.0.lock().spare_of = generation;
+    }
+
+    /// Returns the pairs of workers that could not link to each other in the last rendezvous that this process led.
+    pub fn apart(&self) -> Apart {
+        self.0.lock().apart.clone()
+    }
+
+    /// Sets the pairs of workers that could not link to each other.
+    pub fn set_apart(&self, apart: Apart) {
+        self.0.lock().apart = apart;
     }
 
     /// Sets the world of which the process knows that it was never complete.

@@ -264,6 +264,25 @@ impl Election {
         self.answers.insert((call.worker, call.address.clone()), answer);
     }
 
+    /// Returns the positions of the tasks that are not `connected`, and of whose processes it is unknown what they do:
+    /// they have not answered, or that they follow another one, which may be lost. A process that could not be reached
+    /// is not among them.
+    pub fn unheard(&self, connected: &BTreeSet<usize>) -> BTreeSet<usize> {
+        let answers = self.candidates(connected).map(|(position, address, _)| {
+            let answer = self.answers.get(&(position, address.clone()));
+            (position, answer.filter(|answer| !matches!(answer, Answer::SentTo(_))))
+        });
+        let answers: Vec<_> = answers.collect();
+        let has_answered = |position: usize| {
+            let answer = |(of, answer): &(usize, Option<&Answer>)| {
+                *of == position && answer.is_some_and(|answer| *answer != Answer::Missing)
+            };
+            answers.iter().any(answer)
+        };
+        let unknown = answers.iter().filter(|(position, answer)| answer.is_none() && !has_answered(*position));
+        unknown.map(|(position, _)| *position).collect()
+    }
+
     /// Records that the process could not be reached.
     pub fn miss(&mut self, call: &Call) {
         let answer = self.answers.entry((call.worker, call.address.clone())).or_insert(Answer::Missing);

@@ -75,7 +75,10 @@ impl LateJoinReplies {
             waiting_processes.add_spare(hello.rank);
             return Ok(());
         }
-        waiting_processes.record(hello.rank, hello.generation, now);
+        // A process that links has the table of another world, and joins this one later.
+        if hello.purpose != Purpose::Link {
+            waiting_processes.record(hello.rank, hello.generation, now);
+        }
         let text = format!("the group was formed without {theirs}, which joins when the group re-forms");
         Err(self.not_yet(Refusal::new(Reason::Early, text)))
     }

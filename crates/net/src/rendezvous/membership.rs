@@ -14,7 +14,7 @@ use super::Missing;
 use crate::handshake::{Hello, Names, Purpose, Reason, Refusal, UnformedWorld};
 use distribute_cluster::{Address, Task};
 use std::cmp::{Ordering, Reverse};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The workers for which this worker waits in a rendezvous. The leader waits until all others join it. Any other worker
 /// waits until those with higher positions link to it.
@@ -35,6 +35,8 @@ pub struct Membership {
     generations: Vec<u64>,
     /// The world of which the process knows that it was never complete, by position.
     unformed: Vec<Option<UnformedWorld>>,
+    /// The pairs of workers that could not link to each other.
+    apart: Apart,
     /// The positions of the world's workers, in order, once they are known.
     members: Option<Vec<usize>>,
     /// The generation of the last world of which this worker was a member; 0 if there was none.
@@ -47,6 +49,13 @@ pub struct Membership {
     /// The generation of the world of which this worker is a spare that leads; 0 if it is none.
     spare_of: u64,
 }
+
+/// Pairs of workers that could not link to each other, each with the number of further rendezvous in which the leader
+/// remembers it. The lower position is first.
+pub type Apart = BTreeMap<(usize, usize), u32>;
+
+/// The number of rendezvous in which a leader remembers a pair of workers that could not link to each other.
+const REMEMBERED: u32 = 4;
 
 /// The earliest generation of a world that has a spare. In the first generation, all workers build their models
 /// together, which a spare has done alone.
@@ -68,7 +77,7 @@ impl Membership {
     pub fn new(me: usize, names: Names, addresses: Vec<Address>) -> Self {
         let (connected, origins) = (vec![false; addresses.len()], vec![Origin::Started; addresses.len()]);
         let (generations, unformed) = (vec![0; addresses.len()], vec![None; addresses.len()]);
-        let (members, before, latest, generation, spare_of, is_elected) = Default::default();
+        let (apart, members, before, latest, generation, spare_of, is_elected) = Default::default();
         Self {
             me,
             leader: Some(0),
@@ -79,6 +88,7 @@ impl Membership {
             generations,
             unformed,
             addresses,
+            apart,
             members,
             before,
             latest,
@@ -126,6 +136,17 @@ impl Membership {
         if let Some(own) = self.unformed.get_mut(self.me) {
             *own = world;
         }
+    }
+
+    /// Sets the pairs of workers that could not link to each other, as this worker knows from its last rendezvous.
+    pub fn set_apart(&mut self, apart: Apart) {
+        let later = apart.into_iter().filter_map(|(pair, times)| Some((pair, times.checked_sub(1)?)));
+        self.apart = later.collect();
+    }
+
+    /// Returns the pairs of workers that could not link to each other, as far as this worker knows.
+    pub fn apart(&self) -> &Apart {
+        &self.apart
     }
 
     /// Returns the world of which this worker knows that it was never complete.
@@ -184,6 +205,13 @@ impl Membership {
         if !is_ahead {
             let text = format!("{mine} is the one that connects to {theirs}, not the other way");
             return refusal(Reason::Rank, text);
+        }
+        if let (Purpose::Link, Some(members)) = (&hello.purpose, &self.members)
+            && !members.contains(&rank)
+        {
+            // It has a table that another leader has sent.
+            let text = format!("{theirs} is in no world with {mine}");
+            return refusal(Reason::Early, text);
         }
         match (self.connected.get(rank), self.addresses.get(rank)) {
             (Some(false), _) => Ok(()),
@@ -271,6 +299,10 @@ impl Membership {
         ) = (&hello.purpose, self.addresses.get_mut(hello.rank), self.unformed.get_mut(hello.rank))
         {
             *world = *unformed;
+            if let Some(unreached) = unformed.and_then(|world| world.unreached) {
+                let pair = (hello.rank.min(unreached), hello.rank.max(unreached));
+                self.apart.insert(pair, REMEMBERED);
+            }
             // The address was checked before.
             if let Ok(address) = address.parse() {
                 *known = address;
@@ -327,6 +359,26 @@ impl Membership {
         connected.unwrap_or_default().max(self.before)
     }
 
+    /// Returns the number of workers, including this one, that were members or spares of the latest world, and
+    /// therefore in no later one; 0 if there was no world.
+    pub fn continuing(&self) -> usize {
+        let latest = self.latest();
+        let others = self.connected_from(Origin::Member).chain(self.connected_from(Origin::Spare));
+        let others = others.filter(|(_, generation)| *generation == latest).count();
+        if latest == 0 { 0 } else { others + usize::from(self.before.max(self.spare_of) == latest) }
+    }
+
+    /// Returns whether two connected workers could not link to each other.
+    pub fn has_pair_apart(&self) -> bool {
+        let connected: Vec<_> = self.connected().into_iter().collect();
+        connected.iter().any(|place| connected.iter().any(|other| self.are_apart(*place, *other)))
+    }
+
+    /// Returns whether two workers could not link to each other.
+    fn are_apart(&self, one: usize, other: usize) -> bool {
+        self.apart.contains_key(&(one.min(other), one.max(other)))
+    }
+
     /// Returns whether the members of the new world are decided.
     pub fn is_closed(&self) -> bool {
         self.members.is_some()
@@ -341,13 +393,22 @@ impl Membership {
 
     /// Decides the members of the world: the connected workers, but at most `maximum` of them, including this one.
     /// Members of earlier worlds take precedence over spares, and spares over processes that have just started. Among
-    /// processes of the same origin, a later generation takes precedence.
+    /// processes of the same origin, a later generation takes precedence. If there are enough others, those that could
+    /// not link to most of them are no members.
     pub fn close(&mut self, maximum: usize) {
         let mut others: Vec<_> = self.connected().into_iter().filter(|place| *place != self.me).collect();
         others.sort_by_key(|place| {
             let generation = self.generations.get(*place).copied();
             (self.origins.get(*place).copied(), Reverse(generation), *place)
         });
+        while others.len() >= maximum {
+            let unlinked =
+                |at: &usize| others.iter().filter(|one| self.are_apart(**one, others[*at])).count();
+            match (0..others.len()).max_by_key(unlinked).filter(|at| unlinked(at) > 0) {
+                Some(at) => others.remove(at),
+                None => break,
+            };
+        }
         others.truncate(maximum.saturating_sub(1));
         others.push(self.me);
         others.sort_unstable();

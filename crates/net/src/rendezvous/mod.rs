@@ -345,7 +345,7 @@ impl Rendezvous {
                 _ => learned.keys().copied().collect(),
             };
             let election = Election::new(world.worker(), configured, learned);
-            state = state.after_unformed(book.unformed());
+            state = state.after_unformed(book.unformed()).after_apart(book.apart());
             state = state.elect(if likely.is_empty() { election } else { election.with_likely(likely) });
             book.add([own]);
         }

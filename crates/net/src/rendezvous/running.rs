@@ -152,8 +152,11 @@ impl RunningRendezvous {
             if let Some(member_refusal) = self.member_refusal() {
                 return Err(self.abort(member_refusal));
             }
-            self.state.look(self.started.elapsed());
+            if let Some(left) = self.state.look(self.started.elapsed()) {
+                self.drop_link(left, None);
+            }
             if let Some(error) = self.state.ended(self.started.elapsed()) {
+                self.book.set_unformed(self.state.unformed());
                 return Err(error);
             }
             let now_connected = (self.state.members().connected(), self.state.answers());
@@ -464,6 +467,7 @@ impl RunningRendezvous {
             world_of_spares = members.iter().filter_map(located).collect();
             self.book.add(world_of_spares.iter().cloned());
             self.book.set_unformed(None);
+            self.book.set_apart(self.state.members().apart().clone());
             self.book.set_spare_of(None);
         }
         let spares = if leads { spares } else { Vec::new() };

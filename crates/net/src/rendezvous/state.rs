@@ -5,15 +5,18 @@
 
 mod following;
 mod missing;
+mod others;
 
 use super::election::Election;
-use super::membership::Membership;
+use super::membership::{Apart, Membership};
 use super::note::Note;
+use super::quorum::PRESENT_GRACE;
 use super::{JoinError, Missing, Progress, Quorum};
 use crate::handshake::fields::Malformed;
 use crate::handshake::{Hello, Purpose, Reason, Refusal, UnformedWorld};
 use distribute_cluster::{Address, Task, World};
 use following::Following;
+use others::Others;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -42,12 +45,16 @@ pub struct RendezvousState {
     before: Option<String>,
     /// The elected leader that this worker follows.
     following: Following,
+    /// What this worker knows about the other processes in an election.
+    others: Others,
     /// The latest generation of a world in which a process still is that has answered in an election.
     later: u64,
     /// The number of such answers from a later world than this worker's.
     answers: u64,
     /// The time since which this spare knows no leader, measured since it has begun; `None` if it knows one.
     unled_since: Option<Duration>,
+    /// The time of the latest [`look`](Self::look), measured since this worker has begun.
+    now: Duration,
 }
 
 /// A connection that this worker must make to another one, with retries until that worker is running.
@@ -83,7 +90,7 @@ impl RendezvousState {
         let quorum = Quorum::all(world.workers());
         let (patience, election, has_table, reported) = Default::default();
         let (spare_of, is_held, refused, before, following) = Default::default();
-        let (later, answers, unled_since) = Default::default();
+        let (others, later, answers, unled_since, now) = Default::default();
         Self {
             world,
             members,
@@ -97,9 +104,11 @@ impl RendezvousState {
             refused,
             before,
             following,
+            others,
             later,
             answers,
             unled_since,
+            now,
         }
     }
 
@@ -135,6 +144,12 @@ impl RendezvousState {
     /// Sets the world of which this worker knows that it was never complete.
     pub fn after_unformed(mut self, world: Option<UnformedWorld>) -> Self {
         self.members.set_unformed(world);
+        self
+    }
+
+    /// Sets the pairs of workers that could not link to each other, as this worker knows from its last rendezvous.
+    pub fn after_apart(mut self, apart: Apart) -> Self {
+        self.members.set_apart(apart);
         self
     }
 
@@ -271,7 +286,9 @@ impl RendezvousState {
                 (self.has_table, self.is_held) = (true, false);
                 // It is not complete until this worker has all links.
                 let latest = self.following.generation();
-                self.members.set_unformed(latest.map(|latest| UnformedWorld { generation, latest }));
+                let unreached = None;
+                self.members
+                    .set_unformed(latest.map(|latest| UnformedWorld { generation, latest, unreached }));
                 if let Some(election) = &mut self.election {
                     election.learn_world(&members);
                 }
@@ -334,7 +351,7 @@ impl RendezvousState {
     /// - [`JoinError::Lost`]: this worker has received the table, and the other worker did not exit gracefully. A
     ///   worker that has left to re-form the group is also lost: it waits for this worker in the new rendezvous.
     pub fn mark_lost(&mut self, worker: usize, reason: String) -> Result<NextStep, JoinError> {
-        if self.has_table {
+        if self.has_table && self.members.members().contains(&worker) {
             if reason == crate::ENDED {
                 return Ok(NextStep::Keep);
             }
@@ -365,6 +382,12 @@ impl RendezvousState {
         }
         let (connected, is_first) = (self.members.connected(), self.members.before() == 0);
         let all_are_there = connected.len() == self.world.workers();
+        // A process that has not answered yet may be in a later world, or take the place of one that cannot link.
+        let is_replaceable = connected.len() > self.quorum.maximum;
+        let is_apart = self.members.has_pair_apart() && !is_replaceable && !all_are_there;
+        if (is_apart || !self.unheard().is_empty()) && idle < PRESENT_GRACE.min(self.quorum.grace) {
+            return;
+        }
         // A leader that has just started does not know which positions the workers of the last world have.
         let are_known = !is_first || self.members.resuming() >= self.quorum.maximum;
         let spares = if are_known { BTreeSet::new() } else { self.members.spares() };

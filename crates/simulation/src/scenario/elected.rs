@@ -77,8 +77,8 @@ pub(super) fn disturb(scenario: Scenario, plan: &mut Plan, draw: &mut SplitMix) 
     }
 }
 
-/// Adds a training run with a spare to a plan, in which the first two tasks cannot reach each other for longer than any
-/// process waits.
+/// Adds a training run with a spare to a plan, in which two tasks cannot reach each other for longer than any process
+/// waits, or one task reaches only one other.
 pub(super) fn part(plan: &mut Plan, draw: &mut SplitMix) {
     train(plan, draw, &[&[true], &[false, true]]);
     plan.join = Duration::from_secs(300);
@@ -88,6 +88,17 @@ pub(super) fn part(plan: &mut Plan, draw: &mut SplitMix) {
         course.steps += 10;
     }
     let when = When::Formed { generation: 1, after: ms(draw.below(500) as u64) };
-    let groups = (0..plan.workers).map(|host| if host < 2 { 1 + host } else { 0 }).collect();
+    let all: Vec<_> = (0..plan.workers).collect();
+    let one = if draw.below(2) == 0 { 0 } else { draw.below(plan.workers) };
+    let mut others: Vec<_> = all.iter().copied().filter(|host| *host != one).collect();
+    let other = others.remove(draw.below(others.len()));
+    // With a spare, the others and the one that reaches both are enough.
+    let is_captured = draw.below(3) == 0;
+    let group = |host: usize| match host {
+        _ if host == one => 1,
+        _ if (host == other) != is_captured => 2,
+        _ => 0,
+    };
+    let groups = all.into_iter().map(group).collect();
     plan.faults.push((when, Fault::Bridge { groups, lasts: ms(400_000 + draw.below(400_000) as u64) }));
 }

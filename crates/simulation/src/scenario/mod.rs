@@ -101,8 +101,8 @@ pub enum Scenario {
     /// Like `Rows`, but connections to servers break, responses are lost, and workers are killed and start again from
     /// a checkpoint.
     RowsLost,
-    /// Like `Elected`, with one spare: the first two tasks cannot reach each other until all have given up, and all
-    /// others reach both.
+    /// Like `Elected`, with one spare: two tasks cannot reach each other until all have given up, and all others reach
+    /// both, or one task reaches only one other.
     ElectedApart,
 }
 

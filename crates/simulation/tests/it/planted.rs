@@ -41,6 +41,7 @@ fn finds(planted: Planted) -> Scenario {
         Planted::TwoLeaders => Scenario::ElectedApart,
         Planted::MembersForgotten => Scenario::Elected,
         Planted::UnformedForgotten => Scenario::Elected,
+        Planted::UnreachedForgotten => Scenario::ElectedApart,
         Planted::ElsewhereTrusted => Scenario::Elected,
         Planted::SparesCounted => Scenario::SparesKilled,
         Planted::TableOfAll => Scenario::ElasticStarts,

@@ -5,7 +5,7 @@ use crate::handshake::{Hello, Purpose, Reason, Refusal};
 use crate::rendezvous::election::Precedence;
 use crate::rendezvous::note::Note;
 use crate::rendezvous::{JoinError, Progress};
-use distribute_cluster::Address;
+use distribute_cluster::{Address, Task};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -15,6 +15,10 @@ const UNFORMED: u32 = 10;
 
 /// The number of such reports after which the process leaves the leader for any other one.
 const STUCK: u32 = 60;
+
+/// The number of times that a process is sent to a leader that misses it before a follower leads that process itself.
+/// It asks at least every half second.
+const OFTEN: u32 = 8;
 
 /// The time after which a spare that knows no leader leads.
 const UNLED: Duration = Duration::from_secs(5);
@@ -30,6 +34,10 @@ pub(super) struct Following {
     lacking: u32,
     /// The processes that lead others and that this one asks, because the leader cannot begin a world.
     rivals: BTreeMap<usize, Precedence>,
+    /// The number of times that each process was sent to the leader, which it cannot reach.
+    turned_away: BTreeMap<usize, u32>,
+    /// The task of a process for which this one leaves the leader.
+    leaves_for: Option<Task>,
 }
 
 impl Following {
@@ -38,7 +46,7 @@ impl Following {
         if progress.workers.saturating_sub(progress.missing.len()) < minimum {
             self.lacking = self.lacking.saturating_add(1);
         } else {
-            (self.lacking, self.rivals) = Default::default();
+            (self.lacking, self.rivals, self.turned_away) = Default::default();
         }
     }
 
@@ -50,6 +58,17 @@ impl Following {
     /// Returns the generation of the last world of the leader, if it has been received; 0 if there was none.
     pub fn generation(&self) -> Option<u64> {
         self.precedence.map(Precedence::generation)
+    }
+
+    /// Records that the process at this position was sent to the leader, which misses it. Returns whether to leave the
+    /// leader, which too few have joined, and lead that process.
+    fn turn_away(&mut self, position: usize) -> bool {
+        if self.lacking < UNFORMED {
+            return false;
+        }
+        let times = self.turned_away.entry(position).or_default();
+        *times += 1;
+        *times >= OFTEN
     }
 
     /// Returns whether to leave the leader for another process that leads.
@@ -71,13 +90,17 @@ impl RendezvousState {
     pub fn asks(&self) -> Option<Vec<(Call, Duration)>> {
         let election = self.election.as_ref()?;
         let (follows, is_settled) = (self.follows(), self.has_table || self.is_held);
-        let is_asked =
-            |worker: usize| !follows || (!is_settled && self.following.rivals.contains_key(&worker));
+        let is_asked = |worker: usize| match follows {
+            true => !is_settled && self.following.rivals.contains_key(&worker),
+            false => !self.is_declined(worker) && !self.others.is_left(worker, self.now),
+        };
+        let unheard = self.unheard();
         let connected = self.members.connected();
         let candidates = election.candidates(&connected).filter(|(worker, ..)| is_asked(*worker));
         let asked = candidates.map(|(worker, address, wait)| {
             let (purpose, generation) = self.purpose();
             let (address, before) = (address.clone(), self.before.clone());
+            let wait = if unheard.contains(&worker) { Duration::ZERO } else { wait };
             (Call { worker, address, purpose, generation, before }, wait)
         });
         Some(asked.collect())
@@ -86,8 +109,16 @@ impl RendezvousState {
     /// Processes a connection that another worker has accepted. Returns the workers whose links must be closed before;
     /// `None` if the new one must be closed instead, because this worker already follows another leader.
     pub fn accepted(&mut self, call: &Call) -> Option<Vec<usize>> {
+        if call.purpose == Purpose::Link {
+            self.others.link(call.worker);
+        }
         if self.election.is_none() || call.purpose == Purpose::Link {
             return Some(Vec::new());
+        }
+        if self.has_enough() && !self.others.is_later(call.worker, self.members.latest()) {
+            // That one joins this one.
+            self.others.decline(call.worker);
+            return None;
         }
         let is_rival = self.following.rivals.contains_key(&call.worker);
         if self.has_table || (self.follows() && (self.is_held || !is_rival)) {
@@ -141,9 +172,12 @@ impl RendezvousState {
         self.later > self.members.latest() && self.members.connected().len() < self.world.workers()
     }
 
-    /// Returns the error of a process to which another one has answered that the training has ended; `None` if there is
-    /// no such answer, or if others may answer otherwise yet. `now` is the time since this worker has begun.
+    /// Returns the error of a process that cannot link to another one, or to which another one has answered that the
+    /// training has ended; `None` if there is no such answer, or if others may answer otherwise yet. `now` is the time since this worker has begun.
     pub fn ended(&self, now: Duration) -> Option<JoinError> {
+        if let Some(error) = self.unreached() {
+            return Some(error);
+        }
         let is_alone = self.members.connected().len() == 1;
         let (call, refusal) = self.election.as_ref()?.ended(now, is_alone)?;
         let (task, address) = (self.members.task(call.worker), call.address.to_string());
@@ -156,14 +190,27 @@ impl RendezvousState {
     }
 
     /// Lets this worker lead if it is a spare that has known no leader for some time: all workers are lost, and no
-    /// process that has just started answers. `now` is the time since this worker has begun.
-    pub fn look(&mut self, now: Duration) {
+    /// process that has just started answers. `now` is the time since this worker has begun. Returns the leader if this
+    /// worker has left it for a process that cannot reach it. The link to it must be closed.
+    pub fn look(&mut self, now: Duration) -> Option<usize> {
+        self.now = now;
+        self.look_for_links();
         let is_unled = self.election.is_some() && self.spare_of > 0 && self.members.leader().is_none();
         self.unled_since = is_unled.then(|| self.unled_since.unwrap_or(now));
         if self.unled_since.is_some_and(|since| now.saturating_sub(since) >= UNLED) {
             self.unled_since = None;
             self.members.lead_as_spare(self.spare_of);
         }
+        let leader = self.members.leader().filter(|_| self.follows() && !self.has_table && !self.is_held);
+        let (task, leader) = self.following.leaves_for.take().zip(leader)?;
+        let reason = format!("too few have joined it, and {task} cannot reach it");
+        self.others.leave(leader, now);
+        self.lose_leader(reason);
+        if !self.leads() {
+            // A spare leads at once.
+            self.members.lead_as_spare(self.spare_of);
+        }
+        Some(leader)
     }
 
     /// Leads again after the leader was lost, unless this worker is a spare.
@@ -194,7 +241,7 @@ impl RendezvousState {
     /// # Errors
     /// Returns the refusal to send to a worker that precedes this one, or that must connect to another one.
     pub(super) fn precede(&mut self, hello: &Hello) -> Result<(), Refusal> {
-        let follows = self.follows();
+        let (follows, has_enough) = (self.follows(), self.has_enough());
         let (Some(election), Purpose::Join { address, .. } | Purpose::Spare { address, .. }) =
             (&mut self.election, &hello.purpose)
         else {
@@ -219,6 +266,14 @@ impl RendezvousState {
                         format!("too few have joined {}: {mine} asks {theirs}", self.members.task(leader));
                     return Err(Refusal::new(Reason::Early, text));
                 }
+                // With this one, those that the leader misses are enough.
+                let would_do = self.reported.as_ref().is_some_and(|reported| {
+                    let is_missed = reported.missing.iter().any(|missing| missing.worker == hello.rank);
+                    is_missed && reported.missing.len() + 1 >= self.quorum.minimum
+                });
+                if would_do && self.following.turn_away(hello.rank) {
+                    self.following.leaves_for = Some(theirs);
+                }
                 let text = format!("{mine} follows {}: join that one", self.members.task(leader));
                 Err(match self.following.at.clone() {
                     Some(address) => Refusal::elsewhere(text, leader, address),
@@ -235,7 +290,16 @@ impl RendezvousState {
                     format!("{mine} is a spare without a leader, and leads nobody"),
                 ))
             }
+            Some(_) if self.others.is_left(hello.rank, self.now) => {
+                let text = format!("{mine} has left {theirs}, because too few had joined it");
+                Err(Refusal::new(Reason::Early, text))
+            }
             Some(_) => {
+                self.others.asks(hello.rank, hello.generation);
+                // With enough followers, it leads all that know of no later world.
+                if has_enough && hello.generation <= self.members.latest() {
+                    return Ok(());
+                }
                 let precedes = match Precedence::of(hello) {
                     Some(theirs) => self.spare_of > 0 || theirs < own,
                     None => self.spare_of > 0 && hello.rank < me,

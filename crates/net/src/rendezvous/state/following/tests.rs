@@ -41,8 +41,11 @@ fn a_process_leads_those_that_it_precedes_and_refuses_the_others() {
     assert_eq!(refuses(&mut started, asks(1, 0, JOIN)), Reason::Rank);
     let mut member = elects(2, 5, 0);
     member.decide(&asks(0, 0, JOIN)).unwrap();
-    member.decide(&asks(3, 5, JOIN)).unwrap();
     assert_eq!(refuses(&mut member, asks(1, 5, JOIN)), Reason::Early);
+    // It has enough followers then, and leads those that precede it, but not one of a later world.
+    member.decide(&asks(3, 5, JOIN)).unwrap();
+    assert_eq!(refuses(&mut member.clone(), asks(1, 6, JOIN)), Reason::Replaced);
+    member.decide(&asks(1, 5, JOIN)).unwrap();
     // The last world of that one may have been complete, and that of this one not.
     elects(2, 5, 0).decide(&asks(1, 4, JOIN)).unwrap();
     // It has the table of a world that this one has lost.
@@ -171,7 +174,7 @@ fn a_world_whose_table_was_lost_is_waited_for_by_nobody() {
         let table = [0, 1, 2].map(|place| (place, format!("10.0.0.{place}:7").parse().unwrap()));
         member.receive(1, &Note::Table(generation, table.to_vec()).encode()).unwrap();
         member.mark_lost(1, "reset".to_owned()).unwrap_err();
-        let unformed = Some(UnformedWorld { generation, latest: before });
+        let unformed = Some(UnformedWorld { generation, latest: before, unreached: None });
         assert_eq!(member.unformed(), unformed);
         assert!(unformed.is_some_and(|world| world.covers(generation) && !world.covers(generation + 1)));
         let again = |me, unformed| elects(me, before, 0).patience(patience).after_unformed(unformed);
@@ -200,14 +203,14 @@ fn a_world_whose_table_was_lost_is_waited_for_by_nobody() {
         assert_eq!(spare.unformed(), None);
     }
     // The table of the next world, of generation 2 because it has a spare, was lost as well.
-    let mut twice = elects(1, 0, 0).after_unformed(Some(UnformedWorld { generation: 2, latest: 0 }));
+    let mut twice = elects(1, 0, 0).after_unformed(Some(UnformedWorld { generation: 2, latest: 0, unreached: None }));
     twice = twice.patience(patience);
     twice.decide(&asks(2, 1, SPARE)).unwrap();
     twice.decide(&asks(3, 2, SPARE)).unwrap();
     twice.close_with_quorum(minute);
     assert!(twice.members().is_closed());
     // The members of an earlier world have the state, which the leader of the lost table knew.
-    let mut started = elects(1, 0, 0).after_unformed(Some(UnformedWorld { generation: 5, latest: 4 }));
+    let mut started = elects(1, 0, 0).after_unformed(Some(UnformedWorld { generation: 5, latest: 4, unreached: None }));
     started.decide(&asks(2, 5, SPARE)).unwrap();
     started.decide(&asks(3, 0, JOIN)).unwrap();
     let mut started = started.patience(patience);
@@ -221,7 +224,7 @@ fn a_world_whose_table_was_lost_is_waited_for_by_nobody() {
 fn a_spare_leads_if_all_workers_are_lost() {
     let second = Duration::from_secs(1);
     let refused = |state: &mut RendezvousState, hello| state.decide(&hello).unwrap_err().reason;
-    let unformed = UnformedWorld { generation: 2, latest: 0 };
+    let unformed = UnformedWorld { generation: 2, latest: 0, unreached: None };
     let mut spare = elects(1, 0, 2).patience(150 * second).after_unformed(Some(unformed));
     spare.look(second);
     spare.look(5 * second);
