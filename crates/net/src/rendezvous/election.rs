@@ -279,7 +279,8 @@ impl Election {
             };
             answers.iter().any(answer)
         };
-        let unknown = answers.iter().filter(|(position, answer)| answer.is_none() && !has_answered(*position));
+        let unknown =
+            answers.iter().filter(|(position, answer)| answer.is_none() && !has_answered(*position));
         unknown.map(|(position, _)| *position).collect()
     }
 

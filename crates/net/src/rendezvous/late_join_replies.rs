@@ -156,6 +156,11 @@ mod tests {
         assert_eq!(refuse(1, &[], true), (Reason::Ended, 0));
         assert_eq!(refuse(1, &[], false), (Reason::Early, 1));
         assert_eq!(refuse(1, &[], false), (Reason::Early, 1));
+        // It has the table of another world, and does not wait for this one.
+        let mut none = WaitingProcesses::default();
+        let link = Hello { purpose: Purpose::Link, ..hello(1, 1, JOIN) };
+        let answer = late_join_replies.answer(&link, &|_| false, false, &mut none, Duration::ZERO);
+        assert_eq!((answer.unwrap_err().reason, none.count()), (Reason::Early, 0));
     }
 
     // INV-110

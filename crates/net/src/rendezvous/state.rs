@@ -287,8 +287,11 @@ impl RendezvousState {
                 // It is not complete until this worker has all links.
                 let latest = self.following.generation();
                 let unreached = None;
-                self.members
-                    .set_unformed(latest.map(|latest| UnformedWorld { generation, latest, unreached }));
+                self.members.set_unformed(latest.map(|latest| UnformedWorld {
+                    generation,
+                    latest,
+                    unreached,
+                }));
                 if let Some(election) = &mut self.election {
                     election.learn_world(&members);
                 }

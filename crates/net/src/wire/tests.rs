@@ -185,8 +185,11 @@ fn a_large_body_is_read_to_where_it_stays() {
 
 fn hello(random: &mut SplitMix) -> Hello {
     let address = format!("10.0.0.{}:1", random.below(256));
-    let unformed = (random.below(2) == 0)
-        .then(|| UnformedWorld { generation: 1 + random.bits() % 3, latest: random.bits() % 3, unreached: (random.bits() % 3).checked_sub(1).map(|at| at as usize) });
+    let unformed = (random.below(2) == 0).then(|| UnformedWorld {
+        generation: 1 + random.bits() % 3,
+        latest: random.bits() % 3,
+        unreached: (random.bits() % 3).checked_sub(1).map(|at| at as usize),
+    });
     let purpose = match random.below(4) {
         0 => Purpose::Link,
         3 => Purpose::Spare { address, unformed },

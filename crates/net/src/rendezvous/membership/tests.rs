@@ -180,3 +180,15 @@ fn a_worker_that_contacts_the_wrong_worker_gets_an_error() {
     members.connect(&hello(2, Purpose::Link));
     assert_eq!(members.missing(), []);
 }
+
+// INV-110
+#[test]
+fn a_link_is_accepted_from_members_only() {
+    let mut members = at(0).elected(Some(1));
+    let world = members.addresses().iter().cloned().enumerate().filter(|(place, _)| *place != 2);
+    assert!(members.locate(1, world.collect()));
+    assert_eq!(members.decide(&hello(2, Purpose::Link)).unwrap_err().reason, Reason::Early);
+    let mut members = at(0).elected(Some(1));
+    locate(&mut members, 1);
+    members.decide(&hello(2, Purpose::Link)).unwrap();
+}

@@ -316,4 +316,4 @@ impl RendezvousState {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -107,8 +107,7 @@ impl RendezvousState {
 
     /// Returns the first worker of the world to which this one has no link.
     fn unlinked(&self) -> Option<usize> {
-        let (me, leader, connected) =
-            (self.world.worker(), self.members.leader(), self.members.connected());
+        let (me, leader, connected) = (self.world.worker(), self.members.leader(), self.members.connected());
         let is_linked = |place: &usize| connected.contains(place) || self.others.linked.contains(place);
         let mut others = self.members.members().into_iter();
         others.find(|place| *place != me && Some(*place) != leader && !is_linked(place))
@@ -122,3 +121,6 @@ impl RendezvousState {
         Some(JoinError::Lost { worker, task, address, reason })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,7 +3,7 @@ use crate::handshake::Names;
 use bytes::Bytes;
 
 /// Returns the state of a process of four tasks that was in a world of this generation, and elects its leader.
-fn elects(me: usize, generation: u64, spare_of: u64) -> RendezvousState {
+pub(in crate::rendezvous::state) fn elects(me: usize, generation: u64, spare_of: u64) -> RendezvousState {
     let addresses: Vec<Address> = (0..4).map(|task| format!("10.0.0.{task}:7").parse().unwrap()).collect();
     let members = Membership::new(me, Names::default(), addresses.clone()).after(generation);
     let state = RendezvousState::new(World::new(4, me, 1).unwrap(), members).spare_of(spare_of);
@@ -12,15 +12,21 @@ fn elects(me: usize, generation: u64, spare_of: u64) -> RendezvousState {
     state.quorum(Quorum { expected, grace, ..quorum }).elect(Election::new(me, addresses, Default::default()))
 }
 
-fn asks(rank: usize, generation: u64, purpose: fn(String) -> Purpose) -> Hello {
+pub(in crate::rendezvous::state) fn asks(
+    rank: usize,
+    generation: u64,
+    purpose: fn(String) -> Purpose,
+) -> Hello {
     let (job, purpose) = ("a".to_owned(), purpose(format!("10.0.1.{rank}:9")));
     Hello { job, generation, rank, workers: 4, replicas: 1, digest: [0; 32], purpose }
 }
 
-const JOIN: fn(String) -> Purpose = |address| Purpose::Join { address, unformed: None };
-const SPARE: fn(String) -> Purpose = |address| Purpose::Spare { address, unformed: None };
+pub(in crate::rendezvous::state) const JOIN: fn(String) -> Purpose =
+    |address| Purpose::Join { address, unformed: None };
+pub(in crate::rendezvous::state) const SPARE: fn(String) -> Purpose =
+    |address| Purpose::Spare { address, unformed: None };
 
-fn called(state: &RendezvousState) -> Vec<usize> {
+pub(in crate::rendezvous::state) fn called(state: &RendezvousState) -> Vec<usize> {
     state.asks().unwrap().into_iter().map(|(call, _)| call.worker).collect()
 }
 
@@ -44,7 +50,7 @@ fn a_process_leads_those_that_it_precedes_and_refuses_the_others() {
     assert_eq!(refuses(&mut member, asks(1, 5, JOIN)), Reason::Early);
     // It has enough followers then, and leads those that precede it, but not one of a later world.
     member.decide(&asks(3, 5, JOIN)).unwrap();
-    assert_eq!(refuses(&mut member.clone(), asks(1, 6, JOIN)), Reason::Replaced);
+    assert_eq!(refuses(&mut member.clone(), asks(1, 6, JOIN)), Reason::Early);
     member.decide(&asks(1, 5, JOIN)).unwrap();
     // The last world of that one may have been complete, and that of this one not.
     elects(2, 5, 0).decide(&asks(1, 4, JOIN)).unwrap();
@@ -203,14 +209,16 @@ fn a_world_whose_table_was_lost_is_waited_for_by_nobody() {
         assert_eq!(spare.unformed(), None);
     }
     // The table of the next world, of generation 2 because it has a spare, was lost as well.
-    let mut twice = elects(1, 0, 0).after_unformed(Some(UnformedWorld { generation: 2, latest: 0, unreached: None }));
+    let mut twice =
+        elects(1, 0, 0).after_unformed(Some(UnformedWorld { generation: 2, latest: 0, unreached: None }));
     twice = twice.patience(patience);
     twice.decide(&asks(2, 1, SPARE)).unwrap();
     twice.decide(&asks(3, 2, SPARE)).unwrap();
     twice.close_with_quorum(minute);
     assert!(twice.members().is_closed());
     // The members of an earlier world have the state, which the leader of the lost table knew.
-    let mut started = elects(1, 0, 0).after_unformed(Some(UnformedWorld { generation: 5, latest: 4, unreached: None }));
+    let mut started =
+        elects(1, 0, 0).after_unformed(Some(UnformedWorld { generation: 5, latest: 4, unreached: None }));
     started.decide(&asks(2, 5, SPARE)).unwrap();
     started.decide(&asks(3, 0, JOIN)).unwrap();
     let mut started = started.patience(patience);
@@ -247,8 +255,10 @@ fn a_spare_leads_if_all_workers_are_lost() {
     [2, 3].into_iter().for_each(|place| waits.decide(&asks(place, 1, SPARE)).unwrap());
     waits.close_with_quorum(149 * second);
     assert!(!waits.members().is_closed());
-    // One that leads others follows a worker that it finds.
+    // One that leads enough others follows a worker of that world, but not one that has just started.
     let to = call(&waits, 0);
+    assert_eq!(waits.clone().accepted(&to), None);
+    assert_eq!(refused(&mut waits, asks(0, 2, JOIN)), Reason::Early);
     assert_eq!(waits.accepted(&to), Some(vec![2, 3]));
     assert!(!waits.leads());
     waits.mark_lost(0, "reset".to_owned()).unwrap();
@@ -260,7 +270,7 @@ fn a_spare_leads_if_all_workers_are_lost() {
 }
 
 /// Returns the report of a leader of four tasks to which all but these have connected.
-fn report(missing: &[usize]) -> Bytes {
+pub(in crate::rendezvous::state) fn report(missing: &[usize]) -> Bytes {
     let missing = missing.iter().map(|worker| Missing {
         worker: *worker,
         task: Names::default().task(*worker),
