@@ -175,8 +175,8 @@ impl fmt::Display for Notice {
             }
             Notice::Few { left, needed } => write!(
                 f,
-                "of the workers and spares {left} are left, and {needed} are needed to form another group: if one is \
-                 lost, the others cannot continue"
+                "of the workers and spares {left} are left, and {needed} are needed to form another group: if the lost \
+                 one was a worker, the others cannot continue, and give up after their patience"
             ),
             Notice::TooFew { task, end, after, left, needed } => write!(
                 f,

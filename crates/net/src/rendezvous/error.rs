@@ -8,6 +8,13 @@ use distribute_cluster::{Task, WorldError};
 use std::io;
 use std::time::Duration;
 
+/// The hint at addresses that are not reachable from other machines.
+const LOOPBACK: &str = " (loopback addresses only reach this machine)";
+
+/// What a process that was in a world says about the others that it does not reach.
+const CONTINUED: &str = ": the others may have continued without it, and it joins as a spare if it is restarted when it \
+                         reaches them";
+
 /// An error that prevents a worker from joining its world.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -95,7 +102,7 @@ pub enum JoinError {
         waited.as_secs_f32().ceil(),
         missing.len(),
         super::progress::list(missing),
-        if *loopback { " (loopback addresses only reach this machine)" } else { "" },
+        if *loopback { LOOPBACK } else { "" },
         super::progress::also_refused(refused),
     )]
     Deadline {
@@ -113,10 +120,12 @@ pub enum JoinError {
     },
     /// Too few tasks have connected before the deadline to be sure that the others have no world of their own.
     #[error(
-        "minority: this process sees {seen} of {tasks} tasks after {} s, and needs {needed}: the others may have \
-         continued without it; missing: {}{}",
+        "minority: this process sees {seen} of {tasks} tasks after {} s, and needs {needed}{}; missing: {}; check that \
+         they run, that these are their addresses, and that no firewall blocks the connection{}{}",
         waited.as_secs_f32().ceil(),
+        if *had_world { CONTINUED } else { "" },
         super::progress::list(missing),
+        if *loopback { LOOPBACK } else { "" },
         super::progress::also_refused(refused),
     )]
     Minority {
@@ -128,8 +137,12 @@ pub enum JoinError {
         tasks: usize,
         /// The minimum number of tasks that form a world.
         needed: usize,
+        /// Whether this process was a member or a spare of a world, which the others may have continued.
+        had_world: bool,
         /// The tasks that have not connected.
         missing: Vec<Missing>,
+        /// Whether the addresses of all tasks are loopback addresses, which are not reachable from other machines.
+        loopback: bool,
         /// The connections that were rejected, each with its address and the reason.
         refused: Vec<String>,
     },
@@ -146,14 +159,16 @@ pub enum JoinError {
 }
 
 impl JoinError {
-    /// Returns the error at the deadline of a process that takes part in an election.
-    pub(super) fn of_minority(self, electorate: Electorate) -> Self {
+    /// Returns the error at the deadline of a process that takes part in an election. `had_world` is `true` if it was a
+    /// member or a spare of a world.
+    pub(super) fn of_minority(self, electorate: Electorate, had_world: bool) -> Self {
         match self {
-            JoinError::Deadline { waited, workers, missing, refused, .. }
+            JoinError::Deadline { waited, workers, missing, loopback, refused }
                 if workers - missing.len().min(workers) < electorate.needed() =>
             {
                 let (seen, needed) = (workers - missing.len().min(workers), electorate.needed());
-                JoinError::Minority { waited, seen, tasks: workers, needed, missing, refused }
+                let tasks = workers;
+                JoinError::Minority { waited, seen, tasks, needed, had_world, missing, loopback, refused }
             }
             other => other,
         }

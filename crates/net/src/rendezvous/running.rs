@@ -206,7 +206,7 @@ impl RunningRendezvous {
                 let refused = self.state.refused_connections(self.reception.refused());
                 let deadline = JoinError::Deadline { waited, workers, missing, loopback, refused };
                 return Err(match self.electorate {
-                    Some(electorate) => deadline.of_minority(electorate),
+                    Some(electorate) => deadline.of_minority(electorate, self.state.had_world()),
                     None => deadline,
                 });
             }

@@ -170,7 +170,7 @@ fn a_minority_ends_with_an_error_that_says_so_and_begins_no_training() {
         [0, 2].into_iter().for_each(|worker| job.start(worker, None));
         for worker in [0, 2] {
             let said = job.wait_for_line(worker, "minority: this process sees ", Duration::ZERO).line;
-            assert!(said.contains(" of 4 tasks after ") && said.contains("and needs 3: "), "{said}");
+            assert!(said.contains(" of 4 tasks after ") && said.contains("and needs 3; missing: "), "{said}");
             job.wait_until_ended(worker);
         }
         assert_eq!(job.lines(0, STEP), Vec::<String>::new());

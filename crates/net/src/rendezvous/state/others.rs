@@ -62,6 +62,11 @@ impl Others {
 }
 
 impl RendezvousState {
+    /// Returns whether this worker was a member or a spare of a world.
+    pub(in crate::rendezvous) fn had_world(&self) -> bool {
+        self.members.before().max(self.spare_of) > 0
+    }
+
     /// Returns whether this worker leads enough processes in an election for a world.
     pub(super) fn has_enough(&self) -> bool {
         self.election.is_some()
