@@ -3,6 +3,7 @@
 use super::{GENERATIONS, Simulation};
 use crate::checks::Certain;
 use crate::network::{Conn, Pid};
+use crate::plan::Fault;
 use crate::process::Process;
 use crate::working::Working;
 use std::collections::BTreeSet;
@@ -155,6 +156,14 @@ impl Simulation {
             leader.is_none_or(|leader| leader == self.processes[pid].name.rank)
         };
         working.links().keys().copied().chain(working.spares()).filter(follows).count()
+    }
+
+    /// Returns whether a process of this worker may give up although the training continues: some processes cannot reach
+    /// each other for longer than any of them waits, and the others have a world without this one.
+    pub(super) fn is_left_out(&self, rank: usize) -> bool {
+        let is_parted =
+            self.surroundings.plan.faults.iter().any(|(_, fault)| matches!(fault, Fault::Bridge { .. }));
+        is_parted && self.complete_worlds().iter().any(|(_, places)| !places.contains(&rank))
     }
 
     /// Returns the worlds of which all workers are there, each with its generation and the cluster indices of its

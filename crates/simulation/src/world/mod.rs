@@ -176,7 +176,8 @@ impl Simulation {
         }
     }
 
-    /// Returns `true` if there is a world whose workers have all finished their program.
+    /// Returns `true` if there is a world whose workers have all finished their program. One that is never replaced may
+    /// have been killed when it had done its part.
     fn is_over(&self) -> bool {
         let done = self.endings.iter().filter(|(_, ending)| *ending == Ending::Done);
         let done: Vec<_> = done.map(|(pid, _)| &self.processes[*pid]).collect();
@@ -185,7 +186,7 @@ impl Simulation {
                 (other.name.rank, other.generation, &other.places) == (place, of.generation, &of.places)
             })
         };
-        done.iter().any(|of| of.places.iter().all(|place| is_done(of, *place)))
+        done.iter().any(|of| of.places.iter().all(|place| self.removed[*place] || is_done(of, *place)))
     }
 
     fn happen(&mut self, event: Event) {
@@ -280,6 +281,7 @@ impl Simulation {
                 && self.surroundings.plan.certain == Certain::NobodyLate
                 && !supplanted
                 && !(self.surroundings.plan.elastic.is_some() && self.is_over())
+                && !self.is_left_out(name.rank)
             {
                 self.broken(format!("{name} has failed, and none of its own: {why}"));
             }
