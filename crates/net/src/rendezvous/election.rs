@@ -17,12 +17,12 @@
 //! A process that follows a leader which too few can reach moves to one that precedes it, and after a minute to any
 //! other. So two groups that only their leaders cannot join do not wait for each other.
 //!
-//! A follower that is asked again and again by processes that its leader misses, and that are enough with it, leaves that
+//! A follower that is asked repeatedly by processes that its leader misses, and that are enough with it, leaves that
 //! leader and leads these. So a process that only one other reaches does not keep that one from the rest. A leader with
 //! enough followers does not resign for a process of no later world.
 //!
-//! A leader that has just started, or whose last world may have been followed by another, begins only after each process
-//! that has not connected has answered or could not be reached, or after 5 s.
+//! A leader that has just started, or whose last world may have been followed by another, begins only after each
+//! process that has not connected has answered or could not be reached, or after 5 s.
 //!
 //! A worker that has the table and cannot link to another one ends the attempt after 10 s, and names that one when it
 //! joins again. If there are enough others, the leader leaves out those that cannot link to most.
@@ -39,8 +39,8 @@
 //   follows another has no followers. It does not begin a world while a process of a later one answers, and waits for
 //   half of its patience if it only knows of a later one, unless a worker of that one knows that it was never complete.
 //   An answer that the training has ended, or that this process has been replaced, counts if no other process answers
-//   otherwise, and a wrong message of one process ends no other. Before a leader begins, each process that could be in a
-//   later world has answered or was missed, or 5 s have passed. Workers that cannot link to each other are not in one
+//   otherwise, and a wrong message of one process ends no other. Before a leader begins, each process that could be in
+//   a later world has answered or was missed, or 5 s have passed. Workers that cannot link to each other are not in one
 //   world again if there are enough others. Tests:
 //   `net/src/rendezvous/election.rs`, `net/src/rendezvous/state/following/tests.rs`,
 //   `net/src/rendezvous/state/others/tests.rs`, `net/tests/it/election.rs`, `simulation/tests/it/scenarios.rs`,

@@ -11,7 +11,7 @@ use std::time::Duration;
 /// The hint at addresses that are not reachable from other machines.
 const LOOPBACK: &str = " (loopback addresses only reach this machine)";
 
-/// What a process that was in a world says about the others that it does not reach.
+/// The hint at the others for a process that was in a world and does not reach them.
 const CONTINUED: &str = ": the others may have continued without it, and it joins as a spare if it is restarted when it \
                          reaches them";
 

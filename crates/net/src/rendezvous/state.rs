@@ -45,7 +45,7 @@ pub struct RendezvousState {
     before: Option<String>,
     /// The elected leader that this worker follows.
     following: Following,
-    /// What this worker knows about the other processes in an election.
+    /// The knowledge about the other processes in an election.
     others: Others,
     /// The latest generation of a world in which a process still is that has answered in an election.
     later: u64,

@@ -158,8 +158,8 @@ impl Simulation {
         working.links().keys().copied().chain(working.spares()).filter(follows).count()
     }
 
-    /// Returns whether a process of this worker may give up although the training continues: some processes cannot reach
-    /// each other for longer than any of them waits, and the others have a world without this one.
+    /// Returns whether a process of this worker may give up although the training continues: some processes cannot
+    /// reach each other for longer than any of them waits, and the others have a world without this one.
     pub(super) fn is_left_out(&self, rank: usize) -> bool {
         let is_parted =
             self.surroundings.plan.faults.iter().any(|(_, fault)| matches!(fault, Fault::Bridge { .. }));

@@ -173,7 +173,8 @@ impl RendezvousState {
     }
 
     /// Returns the error of a process that cannot link to another one, or to which another one has answered that the
-    /// training has ended; `None` if there is no such answer, or if others may answer otherwise yet. `now` is the time since this worker has begun.
+    /// training has ended; `None` if there is no such answer, or if others may answer otherwise yet. `now` is the
+    /// time since this worker has begun.
     pub fn ended(&self, now: Duration) -> Option<JoinError> {
         if let Some(error) = self.unreached() {
             return Some(error);

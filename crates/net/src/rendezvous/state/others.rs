@@ -1,5 +1,5 @@
-//! What a worker knows about the other processes in an election, besides their answers: what they claim, which of them
-//! it does not follow, and to which of them it cannot link.
+//! The knowledge of a worker about the other processes in an election, besides their answers: what they claim, which of
+//! them it does not follow, and to which of them it cannot link.
 
 use super::RendezvousState;
 use crate::handshake::UnformedWorld;
@@ -14,7 +14,7 @@ const LEFT_FOR: Duration = Duration::from_secs(60);
 /// of them is lost.
 const LINKING: Duration = Duration::from_secs(10);
 
-/// What a worker knows about the other processes.
+/// The knowledge about the other processes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Others {
     /// The generation that each process claims that has asked this one.
