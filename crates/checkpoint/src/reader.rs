@@ -36,7 +36,8 @@ pub struct Description {
     pub dtype: DType,
     /// The size of each axis of the complete tensor.
     pub shape: Vec<usize>,
-    /// The row range of each slice in which the tensor was saved; empty for a scalar.
+    /// The row range of each slice in which the tensor was saved; empty for a scalar. If several processes saved every
+    /// nth row each, the ranges overlap: each is from the first row of a slice to its last.
     pub slices: Vec<Range<usize>>,
 }
 
@@ -259,6 +260,9 @@ impl Reader {
     }
 
     fn read(&self, tensor: &Tensor, rows: Range<usize>, shape: Vec<usize>) -> Result<HostTensor> {
+        if tensor.step > 1 {
+            return self.read_interleaved(tensor, rows, shape);
+        }
         let (mut bytes, mut strings, mut places) = (Vec::new(), Vec::new(), Vec::new());
         for slice in &tensor.slices {
             let part = rows.start.max(slice.rows.start)..rows.end.min(slice.rows.end);
@@ -291,6 +295,37 @@ impl Reader {
                 }
             })?,
         };
+        Ok(HostTensor::from_buffer(buffer, shape)?)
+    }
+}
+
+impl Reader {
+    /// Reads rows of a tensor whose slices contain every nth row each.
+    fn read_interleaved(&self, tensor: &Tensor, rows: Range<usize>, shape: Vec<usize>) -> Result<HostTensor> {
+        let width = tensor.row * tensor.dtype.bytes().unwrap_or(1);
+        if width == 0 || rows.is_empty() {
+            return Ok(HostTensor::zeros(tensor.dtype, shape)?);
+        }
+        // The slices together have these rows, so the files contain at least as many bytes.
+        let mut bytes = vec![0; rows.len() * width];
+        for (first, slice) in tensor.slices.iter().enumerate() {
+            let before = |row: usize| row.saturating_sub(first).div_ceil(tensor.step);
+            let part = before(rows.start)..before(rows.end);
+            if part.is_empty() {
+                continue;
+            }
+            let at = |row: usize| slice.bytes.start + (row * width) as u64;
+            let read = self.shards[slice.shard].read(at(part.start)..at(part.end))?;
+            let places = (first + part.start * tensor.step - rows.start..).step_by(tensor.step);
+            for (place, row) in places.zip(read.chunks_exact(width)) {
+                bytes[place * width..(place + 1) * width].copy_from_slice(row);
+            }
+        }
+        let buffer = codec::read(tensor.dtype, &bytes).map_err(|position| Error::Damaged {
+            path: self.path.clone(),
+            offset: position as u64,
+            reason: format!("these bytes are not valid {}", tensor.dtype),
+        })?;
         Ok(HostTensor::from_buffer(buffer, shape)?)
     }
 }

@@ -7,5 +7,7 @@ mod format;
 mod index;
 #[cfg(unix)]
 mod manager;
+#[cfg(unix)]
+mod parts;
 mod round_trip;
 mod tensors;

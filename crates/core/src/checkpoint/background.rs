@@ -1,5 +1,6 @@
 //! Saves in the background, on the chief of the workers.
 
+use super::parts::Parts;
 use super::workers::{self, Saved};
 use super::{Checkpoint, CheckpointManager, SAVE};
 use crate::context::require_outside_of_run;
@@ -152,8 +153,8 @@ impl Checkpoint<'_> {
     /// returns: slots of sharded optimizers, residuals of compressed gradients, running statistics, and values of
     /// parameter servers.
     ///
-    /// A table that workers store together may be larger than the memory of one. With such a table, the checkpoint is
-    /// saved before this returns, as by [`save_to`](Self::save_to).
+    /// Tables that workers store together may be larger than the memory of one, and each worker writes its own rows.
+    /// With such a table, the checkpoint is saved before this returns, as by [`save_to`](Self::save_to).
     ///
     /// # Errors
     /// - [`Error::Checkpoint`]: the same as for [`CheckpointManager::save_async`]. With `CheckpointError::Earlier`, the
@@ -163,16 +164,17 @@ impl Checkpoint<'_> {
     #[doc(alias = "experimental_enable_async_checkpoint")]
     #[track_caller]
     pub fn save_async(&self, manager: &CheckpointManager) -> Result<PendingSave> {
-        let write = |writer: &Writer, progress: &mut Progress<'_>| {
+        let write = |writer: &Writer, parts: Option<Parts<'_, '_>>, progress: &mut Progress<'_>| {
             // Rows of tables are read during the save, which the other workers have to wait for.
-            Ok(if writer.reads_rows() {
-                Begun::Saved(manager.save_with(writer, 1, progress)?)
-            } else {
-                Begun::Saving(manager.save_async_with(writer.clone(), 1, progress)?)
+            Ok(match parts {
+                Some(parts) => Begun::Saved(manager.save_parts_with(writer, 1, parts, progress)?),
+                None if writer.reads_rows() => Begun::Saved(manager.save_with(writer, 1, progress)?),
+                None => Begun::Saving(manager.save_async_with(writer.clone(), 1, progress)?),
             })
         };
         let saved = self.save_by(
             Location::caller(),
+            manager.folder(),
             |progress| Ok(manager.finish_with(progress)?),
             write,
             |begun| workers::name(begun.path()),

@@ -4,6 +4,7 @@
 // - **INV-107** The loss of another worker ends the chief's wait for an earlier save, but not the save that it has
 //   begun to write. Tests: `clusters/multi_worker/checkpoint/lost.rs`.
 
+use super::parts::{Parts, SaveInParts};
 use super::{Checkpoint, CheckpointManager, RESTORE, Reader, Restore, SAVE, Writer};
 use crate::context::get_strategy;
 use crate::strategy::{Report, Strategy};
@@ -27,16 +28,18 @@ pub(super) enum Saved<T> {
 type Open<'m> = Box<dyn FnOnce() -> Result<Reader> + 'm>;
 
 impl<'a> Checkpoint<'a> {
-    /// Collects the state of the components on all workers, and writes it on the chief. `wait` first waits for earlier
-    /// saves. `describe` returns what the chief sends to the other workers about its result.
+    /// Collects the state of the components on all workers, and writes it on the chief. If the workers store tables
+    /// together and share `folder`, the folder in which the checkpoint will be, each writes its own rows. `wait` first
+    /// waits for earlier saves. `describe` returns what the chief sends to the other workers about its result.
     ///
     /// The loss of another worker ends the wait. It ends the write only if the write reads rows of tables.
     pub(super) fn save_by<T>(
         &self,
         at: &'static Location<'static>,
-        wait: impl FnOnce(&mut Progress<'_>) -> Result<()>,
-        write: impl FnOnce(&Writer, &mut Progress<'_>) -> Result<T>,
-        describe: impl FnOnce(&T) -> Bytes,
+        folder: &Path,
+        wait: impl Fn(&mut Progress<'_>) -> Result<()>,
+        write: impl Fn(&Writer, Option<Parts<'_, '_>>, &mut Progress<'_>) -> Result<T>,
+        describe: impl Fn(&T) -> Bytes,
     ) -> Result<Saved<T>> {
         self.require(SAVE)?;
         self.require_chief()?;
@@ -44,18 +47,31 @@ impl<'a> Checkpoint<'a> {
         strategy.require_caught_up(SAVE)?;
         let call = || self.call(Operation::Save, at);
         // Nothing is written if a worker cannot read its components.
-        let writer = self.collect(Writer::new().saved_at_once());
-        let (writer, _) = strategy.exchange_results(SAVE, call, writer, |_| Bytes::new())?;
+        let collect = |writer: Writer| {
+            let has_own = |writer: &Writer| Bytes::from(vec![0; usize::from(writer.has_own_rows())]);
+            strategy.exchange_results(SAVE, call, self.collect(writer), has_own)
+        };
+        let in_parts = strategy.shares_tables() && strategy.world().is_multi_worker();
+        let first = Writer::new().saved_at_once();
+        let (mut writer, own) = collect(if in_parts { first.in_parts() } else { first })?;
         let written = || call().part("written by the chief");
+        if own.iter().any(|own| !own.is_empty()) {
+            let save = SaveInParts { strategy: &strategy, folder, call: &call, written: &written };
+            match save.save(&writer, &wait, &write, &describe)? {
+                Ok(saved) => return Ok(saved),
+                Err(reason) => save.warn(&reason),
+            }
+            writer = collect(Writer::new().saved_at_once())?.0;
+        }
         let save = |mut report: Report<'_>| {
             // Recovery does not wait for an earlier save and then for this one.
             wait(&mut || Ok(report.send()?))?;
             if writer.reads_rows() {
-                return write(&writer, &mut || Ok(report.send()?));
+                return write(&writer, None, &mut || Ok(report.send()?));
             }
             // The chief has all that it saves, so the loss of another worker loses no checkpoint.
             let mut lost = None;
-            let saved = write(&writer, &mut || {
+            let saved = write(&writer, None, &mut || {
                 if lost.is_none() {
                     lost = report.send().err();
                 }

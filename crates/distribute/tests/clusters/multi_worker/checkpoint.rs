@@ -2,6 +2,7 @@
 
 mod background;
 mod lost;
+mod parts;
 mod positions;
 
 use crate::multi_worker::{errors, on_threads, on_workers, one_message};
