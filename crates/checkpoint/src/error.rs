@@ -173,11 +173,13 @@ pub enum Error {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The folder of a checkpoint that several processes write is not the one that the saving process describes: this
-    /// process sees another file system, or the save has ended.
-    #[error("{} is not the folder in which the checkpoint is being written", path.display())]
+    /// process sees another file system, may not write to the folder, or the save has ended.
+    #[error("{} is not shared with the process that saves the checkpoint: {reason}", path.display())]
     NotShared {
         /// The path of the folder, as this process sees it.
         path: PathBuf,
+        /// The reason: what this process finds there.
+        reason: String,
     },
     /// The parts that several processes wrote do not fit together, or the process that saves the checkpoint does not
     /// see them as they were written. No checkpoint was saved.

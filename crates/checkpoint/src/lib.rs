@@ -55,7 +55,8 @@
 //! A checkpoint is a folder with `index.json` and safetensors files, `shard-00001-of-00003.safetensors` and so on. Each
 //! of them is an ordinary safetensors file that Python's `safetensors` can read. A tensor that is saved as one slice
 //! has its name as its key, unless another key of the file is equal to it. If several processes save together, each
-//! writes the rows that it stores into `part-00001-of-00003.safetensors` and so on. The index contains:
+//! writes the rows that it stores into `part-00001-of-00003-….safetensors` and so on, whose names end with a random
+//! number of the save. The index contains:
 //!
 //! - for each file, its name, its length and the CRC-32 of each of its 1 MiB blocks (the last block may be
 //!   shorter), so any range can be verified without reading the rest of the file;

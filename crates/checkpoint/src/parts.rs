@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -47,6 +47,24 @@ pub(crate) struct OwnRows {
     rows: Rows,
 }
 
+impl OwnRows {
+    /// Returns whether both can be rows of one tensor: they are parts of the same division, and begin at different rows
+    /// unless one is empty.
+    fn is_beside(&self, other: &Self) -> bool {
+        let is_empty = |own: &Self| own.rows.dims().first() == Some(&0);
+        match (self.position, other.position) {
+            (
+                RowPosition::Every { first, step, rows },
+                RowPosition::Every { first: other_first, step: other_step, rows: other_rows },
+            ) => {
+                (step, rows) == (other_step, other_rows)
+                    && (first != other_first || is_empty(self) || is_empty(other))
+            }
+            _ => false,
+        }
+    }
+}
+
 /// The folder of a checkpoint that is being written, as the process that saves it describes it to the others.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartFolder {
@@ -57,13 +75,13 @@ pub struct PartFolder {
     parts: usize,
 }
 
-/// The file that a process has created for its part, next to those of the others. It is removed when this is dropped,
-/// unless [`write`](Self::write) has succeeded.
+/// The open file that a process has created for its part, next to those of the others. If the save fails, the process
+/// that saves the checkpoint removes it with its folder.
 #[derive(Debug)]
 pub struct PartFile {
+    file: File,
     path: PathBuf,
     name: String,
-    is_written: bool,
 }
 
 /// A description of the part that a process has written: its file, and the rows in it.
@@ -89,8 +107,9 @@ struct PartSlice {
     count: usize,
 }
 
-/// A function that lets all processes write their parts into a folder, and returns the parts in their order.
-pub type WriteParts<'p> = dyn FnMut(&PartFolder) -> Result<Vec<Part>, SourceError> + 'p;
+/// A function that lets all processes write their parts into a folder, and returns the parts in their order. It calls
+/// the given function repeatedly while they write. If it returns an error, the save ends with [`Error::Interrupted`].
+pub type WriteParts<'p> = dyn FnMut(&PartFolder, &mut Progress<'_>) -> Result<Vec<Part>, SourceError> + 'p;
 
 impl Writer {
     /// Declares that this writer is for a checkpoint that several processes write. Components then add the rows that
@@ -111,10 +130,12 @@ impl Writer {
         !self.own.is_empty()
     }
 
-    /// Adds rows of a tensor that this process stores, and that are in memory.
+    /// Adds rows of a tensor that this process stores, and that are in memory. One process may add several ranges with
+    /// [`RowPosition::Every`] to a tensor, and one with [`RowPosition::Next`].
     ///
     /// # Errors
-    /// - [`Error::Entry`]: the rows have no position in such a tensor, or there is a complete tensor of this name.
+    /// - [`Error::Entry`]: the writer is not [for a checkpoint in parts](Self::is_in_parts), the rows have no position
+    ///   in such a tensor, or there are such rows or a complete tensor of this name already.
     pub fn insert_own(
         &mut self,
         name: impl Into<String>,
@@ -153,6 +174,11 @@ impl Writer {
         position: RowPosition,
         rows: Rows,
     ) -> Result<()> {
+        if !self.in_parts {
+            let reason = "only this process would have these rows: other processes don't write parts of this \
+                          checkpoint (see Writer::is_in_parts); use insert";
+            return Err(Error::entry(operation, &name, reason));
+        }
         let (dtype, dims) = (rows.dtype(), rows.dims());
         let has_place = dims.first().is_some_and(|count| match position {
             RowPosition::Every { first, step, rows } => {
@@ -174,18 +200,22 @@ impl Writer {
             let reason = format!("{} are rows of another tensor than those before", show(dtype, rows.dims()));
             return Err(Error::entry(operation, &name, reason));
         }
-        own.push(OwnRows { position, rows });
+        let added = OwnRows { position, rows };
+        if own.iter().any(|of| !added.is_beside(of)) {
+            let reason = format!("{position:?} does not fit to the rows of this name that exist already");
+            return Err(Error::entry(operation, &name, reason));
+        }
+        own.push(added);
         Ok(())
     }
 
     /// Writes the rows that this process stores into `file`, and syncs it to disk. Calls `progress` repeatedly.
     ///
     /// # Errors
-    /// The file is removed.
     /// - [`Error::Io`]: the file cannot be written.
     /// - [`Error::Source`]: rows cannot be read.
     /// - [`Error::Interrupted`]: `progress` returned an error.
-    pub fn write_part(&self, mut file: PartFile, progress: &mut Progress<'_>) -> Result<Part> {
+    pub fn write_part(&self, file: PartFile, progress: &mut Progress<'_>) -> Result<Part> {
         let (mut pending, mut described) = (Vec::new(), BTreeMap::new());
         for (name, own) in &self.own {
             let mut tensor = PartTensor { dtype: String::new(), row: Vec::new(), slices: Vec::new() };
@@ -204,10 +234,8 @@ impl Writer {
             described.insert(name.clone(), tensor);
         }
         make_unique(&mut pending, &mut described);
-        // It was created empty, to find out whether this process can write it.
-        fs::remove_file(&file.path).map_err(Error::io("replacing", &file.path))?;
-        let entry = shard::write(&file.path, file.name.clone(), pending, progress)?;
-        file.is_written = true;
+        // Written by its handle: at the path may be the folder of a later save, if this process was suspended.
+        let entry = shard::write_open(&file.file, &file.path, file.name, pending, progress)?;
         Ok(Part { file: entry, tensors: described })
     }
 }
@@ -249,26 +277,61 @@ impl PartFolder {
     /// and `number` is the number of the part, from 0.
     ///
     /// # Errors
-    /// - [`Error::Io`]: the folder is not there, or the file cannot be created.
-    /// - [`Error::NotShared`]: there is another folder, or an earlier one.
+    /// - [`Error::NotShared`]: the folder is not there, or is another one, or this process may not write to it. Saving
+    ///   again would not help.
+    /// - [`Error::Io`]: the file cannot be created, for example because the disk is full.
     pub fn create_part(&self, parent: &Path, number: usize) -> Result<PartFile> {
         let mut name = Path::new(&self.name).components();
         let is_plain = matches!((name.next(), name.next()), (Some(std::path::Component::Normal(_)), None));
         let folder = parent.join(&self.name);
+        let not_shared = |reason: String| Error::NotShared { path: folder.clone(), reason };
         if !is_plain {
-            return Err(Error::NotShared { path: folder });
+            return Err(not_shared("it is not next to the checkpoint".into()));
         }
-        let token = folder.join(TOKEN);
-        let mut found = String::new();
-        let file = distribute_files::open(&token).map_err(Error::io("reading", &token))?;
-        file.take(64).read_to_string(&mut found).map_err(Error::io("reading", &token))?;
+        let failed = |operation, path: &Path, error: io::Error| match error.kind() {
+            io::ErrorKind::NotFound if self.name.contains(char::REPLACEMENT_CHARACTER) => {
+                not_shared("its name is not valid UTF-8".into())
+            }
+            io::ErrorKind::NotFound
+            | io::ErrorKind::NotADirectory
+            | io::ErrorKind::PermissionDenied
+            | io::ErrorKind::ReadOnlyFilesystem => not_shared(error.to_string()),
+            _ => Error::io(operation, path)(error),
+        };
+        let (token, mut found) = (folder.join(TOKEN), String::new());
+        let file = distribute_files::open(&token).map_err(|error| failed("reading", &token, error))?;
+        file.take(64).read_to_string(&mut found).map_err(|error| failed("reading", &token, error))?;
         if found != self.text() {
-            return Err(Error::NotShared { path: folder });
+            return Err(not_shared("another folder has this name".into()));
         }
-        let name = format!("part-{:05}-of-{:05}.safetensors", number + 1, self.parts);
+        let name = self.part_name(number);
         let path = folder.join(&name);
-        File::create_new(&path).map_err(Error::io("creating", &path))?;
-        Ok(PartFile { path, name, is_written: false })
+        let file = File::create_new(&path).map_err(|error| failed("creating", &path, error))?;
+        Ok(PartFile { file, path, name })
+    }
+
+    /// Returns the name of a part. A process that belongs to another save does not use it, because it contains the
+    /// token.
+    fn part_name(&self, number: usize) -> String {
+        format!("part-{:05}-of-{:05}-{:016x}.safetensors", number + 1, self.parts, self.token)
+    }
+
+    /// Checks that `parts` are those of all processes, in their order.
+    ///
+    /// # Errors
+    /// - [`Error::InvalidArgument`]: a part is missing, is there twice, or belongs to another process or save.
+    pub(crate) fn check(&self, parts: &[Part]) -> Result<()> {
+        let wrong = |reason| Err(Error::InvalidArgument { operation: "save", reason });
+        if parts.len() != self.parts {
+            return wrong(format!("{} parts were written, of {}", parts.len(), self.parts));
+        }
+        for (number, part) in parts.iter().enumerate() {
+            let (found, expected) = (&part.file.name, self.part_name(number));
+            if *found != expected {
+                return wrong(format!("the part of process {number} is {found:?}, expected {expected:?}"));
+            }
+        }
+        Ok(())
     }
 
     /// Returns this description as text, which can be sent to another process.
@@ -283,15 +346,6 @@ impl PartFolder {
 
     fn text(&self) -> String {
         format!("{:016x}\n", self.token)
-    }
-}
-
-impl Drop for PartFile {
-    fn drop(&mut self) {
-        if !self.is_written {
-            // If this fails, the process that saves the checkpoint removes the complete folder.
-            let _ = fs::remove_file(&self.path);
-        }
     }
 }
 

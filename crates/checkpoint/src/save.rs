@@ -57,7 +57,7 @@ impl Writer {
     /// After an error, there is no folder at `path`, unless it existed before or only the sync of its parent folder
     /// failed.
     /// - [`Error::Exists`]: `path` already exists.
-    /// - [`Error::Entry`]: some rows of a tensor were not added.
+    /// - [`Error::Entry`]: some rows of a tensor were not added, or [other processes](Self::in_parts) have some.
     /// - [`Error::InvalidArgument`]: `shards` is 0, `path` does not end in a name, or the header of a file would be too
     ///   large.
     /// - [`Error::Index`]: metadata is nested too deeply to be read again.
@@ -84,7 +84,8 @@ impl Writer {
 
     /// Acts like [`save_with`](Self::save_with), for a checkpoint that `parts` processes write. `write` lets each of
     /// them create and write its part, this process included, and returns the parts in their order. The checkpoint gets
-    /// its name when all parts are in the folder as they were written.
+    /// its name when the parts of all processes are in the folder, with their lengths and rows. Their contents are not
+    /// read again; a [reader](Reader) compares them with their checksums. The names of parts contain a random number.
     ///
     /// # Errors
     /// - [`Error::Interrupted`]: `write` or `progress` returned an error.
@@ -110,7 +111,8 @@ fn save(
     progress: &mut Progress<'_>,
     before: &mut dyn FnMut(Step) -> io::Result<()>,
 ) -> Result<()> {
-    let mut layout = writer.layout(shards)?;
+    let mut layout =
+        if parts.is_some() { writer.layout_beside_parts(shards)? } else { writer.layout(shards)? };
     let parent = parent(path)?;
     // `rename` would replace an empty folder.
     if path.symlink_metadata().is_ok() {
@@ -132,7 +134,9 @@ fn save(
             (Step::WriteParts, Some(partial)) => {
                 if let Some((count, write)) = &mut parts {
                     let folder = PartFolder::mark(partial, *count)?;
-                    of_others = (*write)(&folder).map_err(|source| Error::Interrupted { source })?;
+                    of_others =
+                        (*write)(&folder, progress).map_err(|source| Error::Interrupted { source })?;
+                    folder.check(&of_others).map_err(|error| parts::unfit(path, error))?;
                     PartFolder::unmark(partial)?;
                 }
             }
@@ -256,7 +260,8 @@ mod tests {
         value: i64,
         before: &mut dyn FnMut(Step) -> io::Result<()>,
     ) -> Result<()> {
-        let mut write = |folder: &PartFolder| Ok(write_parts(folder, path.parent().unwrap())?);
+        let mut write =
+            |folder: &PartFolder, _: &mut Progress<'_>| Ok(write_parts(folder, path.parent().unwrap())?);
         let parts = in_parts.then_some((2, &mut write as &mut WriteParts<'_>));
         save(&writer(value), path, 2, parts, &mut || Ok(()), before)
     }

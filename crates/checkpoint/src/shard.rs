@@ -48,9 +48,20 @@ pub(crate) fn write(
     tensors: Vec<PendingTensor<'_>>,
     progress: &mut Progress<'_>,
 ) -> Result<FileEntry> {
+    let file = File::create_new(path).map_err(Error::io("writing", path))?;
+    write_open(&file, path, name, tensors, progress)
+}
+
+/// Acts like [`write`], for a file that was created at `path` and is still empty.
+pub(crate) fn write_open(
+    file: &File,
+    path: &Path,
+    name: String,
+    tensors: Vec<PendingTensor<'_>>,
+    progress: &mut Progress<'_>,
+) -> Result<FileEntry> {
     let io = |error| Error::io("writing", path)(error);
-    let file = File::create_new(path).map_err(io)?;
-    let synced = SyncedFile { file: &file, unsynced: 0 };
+    let synced = SyncedFile { file, unsynced: 0 };
     let entry = write_to(BufWriter::with_capacity(1 << 18, synced), path, name, tensors, progress)?;
     file.sync_all().map_err(io)?;
     report(progress)?;

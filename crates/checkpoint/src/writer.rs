@@ -224,8 +224,18 @@ impl Writer {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// Assigns the rows to at most `shards` files. Returns an error if rows are missing, or if `shards` is 0.
+    /// Assigns the rows to at most `shards` files. Returns an error if rows are missing, if `shards` is 0, or if there
+    /// are rows that each process must write itself.
     pub(crate) fn layout(&self, shards: usize) -> Result<Layout<'_>> {
+        if let Some(name) = self.own.keys().next() {
+            let reason = "this process has only some of its rows; save it in parts with the other processes";
+            return Err(Error::entry("save", name, reason));
+        }
+        self.layout_beside_parts(shards)
+    }
+
+    /// Acts like [`layout`](Self::layout), for a checkpoint in which each process writes its own rows.
+    pub(crate) fn layout_beside_parts(&self, shards: usize) -> Result<Layout<'_>> {
         if shards == 0 {
             let reason = "the number of shards is 0, but must be at least 1".into();
             return Err(Error::InvalidArgument { operation: "save", reason });

@@ -37,7 +37,12 @@ impl OwnIds {
     /// Returns the errors of [`Dynamic::rows`].
     pub fn read(dynamic: &Dynamic, operation: &'static str) -> Result<(Self, Vec<i64>, Vec<u64>)> {
         let infos = dynamic.infos(operation)?;
+        // Vectors that grow would be twice as large.
+        let count =
+            dynamic.tables().own_shards().map(|shard| infos[shard].rows).fold(0, usize::saturating_add);
         let (mut ids, mut used) = (Vec::new(), Vec::new());
+        // If this fails, they grow nevertheless, as far as there are rows.
+        let _ = ids.try_reserve_exact(count).and_then(|()| used.try_reserve_exact(count));
         let mut own = Self { dynamic: dynamic.clone(), parts: Vec::new(), last: Mutex::default() };
         for shard in dynamic.tables().own_shards() {
             let estimate = infos[shard].rows / infos[shard].parts.max(1);

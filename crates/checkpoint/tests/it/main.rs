@@ -6,6 +6,8 @@ mod damage;
 mod format;
 mod index;
 #[cfg(unix)]
+mod killed;
+#[cfg(unix)]
 mod manager;
 #[cfg(unix)]
 mod parts;

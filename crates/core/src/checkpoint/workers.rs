@@ -2,7 +2,8 @@
 //! same result.
 
 // - **INV-107** The loss of another worker ends the chief's wait for an earlier save, but not the save that it has
-//   begun to write. Tests: `clusters/multi_worker/checkpoint/lost.rs`.
+//   begun to write, once it needs nothing more from others. Tests: `clusters/multi_worker/checkpoint/lost.rs`,
+//   `clusters/multi_worker/checkpoint/parts.rs`.
 
 use super::parts::{Parts, SaveInParts};
 use super::{Checkpoint, CheckpointManager, RESTORE, Reader, Restore, SAVE, Writer};
@@ -32,7 +33,8 @@ impl<'a> Checkpoint<'a> {
     /// together and share `folder`, the folder in which the checkpoint will be, each writes its own rows. `wait` first
     /// waits for earlier saves. `describe` returns what the chief sends to the other workers about its result.
     ///
-    /// The loss of another worker ends the wait. It ends the write only if the write reads rows of tables.
+    /// The loss of another worker ends the wait. It ends the write only if the write still needs rows of tables, or the
+    /// part of a worker.
     pub(super) fn save_by<T>(
         &self,
         at: &'static Location<'static>,

@@ -211,7 +211,7 @@ impl Strategy {
         call: impl Fn() -> Fingerprint,
     ) -> Result<Bytes> {
         let done = || Ok(((), Bytes::new()));
-        let ((), all) = self.until_all_done(operation, &call, done)?;
+        let ((), all) = self.until_all_done(operation, &call, done, &mut || ())?;
         Ok(all.into_iter().next().unwrap_or_default())
     }
 
@@ -219,6 +219,7 @@ impl Strategy {
     /// all workers, and returns the value of this worker and the records in the order of ranks.
     ///
     /// `act` must call its argument more often than once per timeout. The workers wait for each other in these calls.
+    /// `count` is called after each of them, also while this worker only waits for others.
     ///
     /// # Errors
     /// Returns the errors of [`exchange_results`](Self::exchange_results). If one worker fails, the others get its
@@ -229,9 +230,11 @@ impl Strategy {
         call: impl Fn() -> Fingerprint,
         act: impl FnOnce(&mut dyn FnMut() -> Result<()>) -> Result<T>,
         record: impl FnOnce(&T) -> Bytes,
+        count: &mut dyn FnMut(),
     ) -> Result<(T, Vec<Bytes>)> {
         let mut ended = None;
         let mine = act(&mut || {
+            count();
             self.report(operation, &call).send().map_err(|error| {
                 let text = error.to_string();
                 ended = Some(error);
@@ -242,20 +245,23 @@ impl Strategy {
         if let Some(error) = ended {
             return Err(error);
         }
-        self.until_all_done(operation, &call, || {
+        let done = || {
             mine.map(|mine| {
                 let record = record(&mine);
                 (mine, record)
             })
-        })
+        };
+        self.until_all_done(operation, &call, done, count)
     }
 
-    /// Exchanges the result of this worker with the others until none of them is still working.
+    /// Exchanges the result of this worker with the others until none of them is still working. Calls `count` after
+    /// each exchange.
     fn until_all_done<T>(
         &self,
         operation: &'static str,
         call: &dyn Fn() -> Fingerprint,
         mine: impl FnOnce() -> Result<(T, Bytes)>,
+        count: &mut dyn FnMut(),
     ) -> Result<(T, Vec<Bytes>)> {
         let mine = mine();
         let outcome = Outcome::of(&mine, |(_, record)| record.clone());
@@ -268,6 +274,7 @@ impl Strategy {
                 // This worker's error is the cause, even if the others make other calls.
                 failed => return mine.and_then(|(mine, _)| failed.map(|_| (mine, Vec::new()))),
             };
+            count();
             let is_working = all.contains(&Outcome::Working);
             if mine.is_ok() && is_working {
                 merge_outcomes(Ok(()), all, me).map_err(|error| self.with_process(error))?;

@@ -28,8 +28,6 @@ pub(super) struct Workers {
     survives: AtomicBool,
     /// Whether the program has created a `Training`.
     has_training: AtomicBool,
-    /// Whether the warning that the workers do not share the folder of a checkpoint was logged.
-    warned_of_folder: AtomicBool,
 }
 
 impl Workers {
@@ -163,11 +161,6 @@ impl Strategy {
             return Ok(0);
         }
         Ok(resolver.cluster_spec()?.num_tasks(&Job::Worker).unwrap_or(0))
-    }
-
-    /// Returns `true` when it is called for the first time.
-    pub(crate) fn warns_of_folder(&self) -> bool {
-        !self.0.workers.warned_of_folder.swap(true, Ordering::Relaxed)
     }
 
     /// Returns the group, if there are other workers and this process makes calls with them.

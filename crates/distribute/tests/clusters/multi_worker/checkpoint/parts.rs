@@ -5,7 +5,8 @@ use crate::multi_worker::tables::{PLACEMENTS, Tables, on_threads};
 use candle_core::{Device, Module, Tensor};
 use candle_nn::{Linear, VarBuilder, linear};
 use distribute::checkpoint::{
-    Checkpoint, CheckpointManager, Checkpointed, Reader, Restore, RowPosition, Writer,
+    Checkpoint, CheckpointManager, Checkpointed, HeldTensors, LiveTensors, Reader, Restore, RowPosition,
+    SourceError, Writer,
 };
 use distribute::nn::{DynamicEmbedding, Embedding, dynamic_embedding, embedding};
 use distribute::optimizer::rules::{self, Rule};
@@ -15,6 +16,8 @@ use distribute::{Error, HostTensor, Result, Strategy, prelude::*};
 use distribute_testing::{names_in, watched};
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// A model with a table of numbered rows, a table of ids and a layer.
 struct Model {
@@ -220,7 +223,7 @@ fn workers_that_do_not_share_the_folder_save_by_the_chief_and_are_told_so() {
             });
             let texts = texts.unwrap();
             let told = "because they do not share the folder";
-            assert_eq!(texts[0].matches(told).count(), 1, "{}", texts[0]);
+            assert_eq!(texts[0].matches(told).count(), 2, "{}", texts[0]);
             assert!(texts[0].contains("worker 1") && texts[0].contains("nowhere/at all"), "{}", texts[0]);
             assert!(!texts[1].contains(told), "{}", texts[1]);
             for name in ["first", "second"] {
@@ -232,6 +235,110 @@ fn workers_that_do_not_share_the_folder_save_by_the_chief_and_are_told_so() {
             // The folder exists on worker 1, but it is another one.
             std::fs::create_dir_all(&other).unwrap();
         }
+    });
+}
+
+/// A failure that does not mean that the folder is another one, such as that of a full disk.
+// INV-110, INV-2
+#[cfg(unix)]
+#[test]
+fn a_worker_that_cannot_create_its_part_is_named_and_the_chief_does_not_save_alone() {
+    watched(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let (chiefs, looped) = (folder.path().join("chiefs"), folder.path().join("looped"));
+        std::fs::create_dir(&chiefs).unwrap();
+        std::os::unix::fs::symlink(&looped, &looped).unwrap();
+        let errors = on_threads(2, 1, PLACEMENTS[0], |strategy| {
+            let path = if chief(strategy) { &chiefs } else { &looped };
+            let model = model(strategy, DynamicOptions::default())?;
+            let state = Checkpoint::new().part("model", &model.variables);
+            let error = state.save(path.join("saved")).unwrap_err();
+            // All are still in step.
+            state.save(chiefs.join("next"))?;
+            Ok(error)
+        });
+        for error in errors.unwrap() {
+            let text = error.to_string();
+            assert!(text.contains("worker 1") && text.contains("looped"), "{text}");
+        }
+        assert_eq!(names_in(&chiefs), ["next"]);
+    });
+}
+
+// INV-110
+#[test]
+fn a_save_in_the_background_is_in_parts_and_complete_when_it_returns() {
+    watched(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let (alone, managed) = (folder.path().join("alone"), folder.path().join("managed"));
+        let save = |strategy: &Strategy| saved(strategy, |state| state.save(&alone));
+        on_threads(1, 2, PLACEMENTS[0], save).unwrap();
+        let begin = |strategy: &Strategy| {
+            saved(strategy, |state| {
+                let saving = state.save_async(&CheckpointManager::new(&managed)?)?;
+                let path = managed.join("ckpt-000001");
+                assert!(saving.is_finished() && saving.path() == path && path.exists());
+                assert_eq!(saving.wait(Duration::from_secs(60))?, path);
+                Ok(())
+            })
+        };
+        on_threads(2, 1, PLACEMENTS[0], begin).unwrap();
+        let path = managed.join("ckpt-000001");
+        assert_eq!(parts(&path).len(), 2);
+        assert_eq!(tensors(&path), tensors(&alone));
+    });
+}
+
+/// A component of the chief. While it is written, which is after all parts, another worker is lost.
+struct Loses(Arc<Mutex<Option<Strategy>>>);
+
+impl Checkpointed for Loses {
+    fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
+        let live: Arc<dyn LiveTensors> = Arc::new(Loses(self.0.clone()));
+        Ok(writer.insert_live(prefix, DType::I64, [], &live, 0)?)
+    }
+
+    fn restore<'a>(&'a self, _: &str, _: &Reader) -> Result<Restore<'a>> {
+        Ok(Box::new(|| Ok(())))
+    }
+}
+
+impl LiveTensors for Loses {
+    fn hold(&self) -> Result<Box<dyn HeldTensors + '_>, SourceError> {
+        Ok(Box::new(Loses(self.0.clone())))
+    }
+}
+
+impl HeldTensors for Loses {
+    fn copy(&self, _: usize) -> Result<HostTensor, SourceError> {
+        let lost = self.0.lock().unwrap().take().ok_or("the other worker has not begun")?;
+        lost.extended().group().ok_or("it has no group")?.end();
+        Ok(HostTensor::scalar(7i64))
+    }
+}
+
+// INV-107, INV-110
+#[test]
+fn a_worker_that_is_lost_after_all_parts_does_not_end_the_save_of_the_chief() {
+    watched(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let lost = Arc::new(Mutex::new(None));
+        let errors = on_threads(2, 1, PLACEMENTS[0], |strategy| {
+            if !chief(strategy) {
+                *lost.lock().unwrap() = Some(strategy.clone());
+            }
+            let manager = CheckpointManager::new(folder.path())?;
+            let model = model(strategy, DynamicOptions::default())?;
+            let loses = Loses(lost.clone());
+            let state = Checkpoint::new().part("model", &model.variables).part("loses", &loses);
+            Ok(state.save_to(&manager).unwrap_err())
+        });
+        let errors = errors.unwrap();
+        assert!(errors[0].to_string().contains("worker 1"), "{}", errors[0]);
+        let path = folder.path().join("ckpt-000001");
+        assert_eq!(parts(&path).len(), 2);
+        assert_eq!(tensors(&path)["loses"], HostTensor::scalar(7i64));
+        assert_eq!(names_in(folder.path()), [".lock", "ckpt-000001"]);
     });
 }
 
