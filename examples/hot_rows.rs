@@ -183,7 +183,7 @@ impl Zipf {
     fn id(&self, random: u64) -> u32 {
         let all = self.0.last().copied().unwrap_or_default();
         let below = (random >> 11) as f64 / (1u64 << 53) as f64 * all;
-        self.0.partition_point(|sum| *sum <= below).min(self.0.len() - 1) as u32
+        self.0.partition_point(|sum| *sum <= below).min(self.0.len().saturating_sub(1)) as u32
     }
 }
 

@@ -67,13 +67,13 @@ impl FromStr for Saving {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        let steps = |number: &str| number.parse::<u32>().ok();
+        let number = |text: &str| text.parse::<u32>().ok();
         if let Some(local) = name.strip_prefix("local-") {
-            let (number, compression) = local.split_once('-').unwrap_or((local, "none"));
-            let steps = steps(number).ok_or_else(|| format!("{name:?} has no number of steps"))?;
+            let (steps, compression) = local.split_once('-').unwrap_or((local, "none"));
+            let steps = number(steps).ok_or_else(|| format!("{name:?} has no number of steps"))?;
             return Ok(Self::LocalSteps(steps, compression.parse()?));
         }
-        match (name, name.strip_prefix("tables-").and_then(steps)) {
+        match (name, name.strip_prefix("tables-").and_then(number)) {
             ("tables", _) => Ok(Self::Tables),
             (_, Some(staleness)) => Ok(Self::CachedTables(staleness.into())),
             _ => name.parse().map(Self::Compression),

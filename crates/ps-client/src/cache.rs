@@ -38,16 +38,6 @@ enum Fetched {
     All,
 }
 
-/// Creates a variable of zeros that the operating system provides, so that no page is touched.
-fn zeros_of<T: WithDType + Zeroable>(shape: &Shape, dtype: DType) -> Result<Var> {
-    let elements = shape.dims().iter().try_fold(1usize, |elements, size| elements.checked_mul(*size));
-    let zeros = elements.and_then(|elements| try_zeroed_vec::<T>(elements).ok());
-    let zeros = zeros.ok_or_else(|| {
-        Error::invalid("creating a variable", format!("there is no memory for {dtype:?}{:?}", shape.dims()))
-    })?;
-    Ok(Var::from_vec(zeros, shape, &Device::Cpu)?)
-}
-
 impl HostCache {
     /// Creates the candle variable for a cache. Its values are zeros, which take no memory until they are written.
     ///
@@ -63,8 +53,10 @@ impl HostCache {
             DType::BF16 => zeros_of::<half::bf16>(shape, dtype),
             DType::I64 => zeros_of::<i64>(shape, dtype),
             DType::I32 => zeros_of::<i32>(shape, dtype),
+            DType::I16 => zeros_of::<i16>(shape, dtype),
             DType::U32 => zeros_of::<u32>(shape, dtype),
             DType::U8 => zeros_of::<u8>(shape, dtype),
+            // Tables on servers have none of these dtypes.
             _ => Ok(Var::zeros(shape, dtype, &Device::Cpu)?),
         }
     }
@@ -128,6 +120,16 @@ impl HostCache {
     pub fn is_ready(&self) -> bool {
         self.fetched.load(Ordering::Acquire) != Fetched::Loading as u8
     }
+}
+
+/// Creates a variable of zeros that the operating system provides, so that no page is touched.
+fn zeros_of<T: WithDType + Zeroable>(shape: &Shape, dtype: DType) -> Result<Var> {
+    let elements = shape.dims().iter().try_fold(1usize, |elements, size| elements.checked_mul(*size));
+    let zeros = elements.and_then(|elements| try_zeroed_vec::<T>(elements).ok());
+    let zeros = zeros.ok_or_else(|| {
+        Error::invalid("creating a variable", format!("there is no memory for {dtype:?}{:?}", shape.dims()))
+    })?;
+    Ok(Var::from_vec(zeros, shape, &Device::Cpu)?)
 }
 
 /// Requests in flight that refresh caches.

@@ -53,8 +53,8 @@ impl<'a> HotStep<'a> {
         let (mut reads, mut requests) = (Vec::with_capacity(self.tables.len()), Vec::new());
         for (variable, table) in &self.tables {
             let server = |id: &i64| server_of(variable, *id);
-            let ids = lock(&table.copies).ids().to_vec();
-            let ids: Vec<i64> = ids.into_iter().filter(|id| self.lock_step.is_sender(server(id))).collect();
+            let is_own = |id: &i64| self.lock_step.is_sender(server(id));
+            let ids: Vec<i64> = lock(&table.copies).ids().iter().copied().filter(is_own).collect();
             let read: Vec<i64> = ids.iter().copied().filter(|id| is_changed(variable, server(id))).collect();
             let sent = if read.is_empty() { None } else { variable.detached_read(operation, &read).ok() };
             let parts = sent.map(|sent| {

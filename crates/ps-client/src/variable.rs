@@ -214,32 +214,32 @@ impl RemoteVariable {
     /// - [`Error::InvalidArgument`]: the variable is a scalar.
     pub fn row_read(&self, operation: &'static str, ids: &[i64], is_running: bool) -> Result<RowRead<'_>> {
         let cache = self.row_cache.as_ref();
-        let is_stored = || cache.is_some() || self.prefetched.is_used() || self.copied().is_some();
-        if !is_running || !is_stored() {
+        let hot = self.hot_rows.as_deref().filter(|hot| is_running && hot.has_copies());
+        if !is_running || (cache.is_none() && hot.is_none() && !self.prefetched.is_used()) {
             return self.read_of_tables(operation, ids);
         }
         let unique = UniqueIds::new(ids);
         let Some(cache) = cache else {
-            let read = self.read_or_copied(operation, unique.ids())?;
+            let read = self.read_or_copied(operation, hot, unique.ids())?;
             return Ok(read.then(move |UniqueRows { rows, places }| {
                 Ok(UniqueRows { rows, places: unique.spread(&places, 1) })
             }));
         };
         let lookup = cache.look_up(unique.ids());
-        Ok(self.read_or_copied(operation, &lookup.missing)?.then(move |fetched| {
+        Ok(self.read_or_copied(operation, hot, &lookup.missing)?.then(move |fetched| {
             let rows = cache.insert(&lookup, &fetched.in_order()?)?;
             Ok(UniqueRows { rows, places: unique.spread(&lookup.places, 1) })
         }))
     }
 
-    /// Returns the hot rows, if this process has a copy of any.
-    fn copied(&self) -> Option<&Arc<HotTable>> {
-        self.hot_rows.as_ref().filter(|hot| hot.has_copies())
-    }
-
-    /// Prepares a read of the rows of distinct ids, without those of which this process has a copy.
-    fn read_or_copied(&self, operation: &'static str, ids: &[i64]) -> Result<RowRead<'_>> {
-        let found = self.copied().and_then(|hot| Some((hot, hot.look_up(ids)?)));
+    /// Prepares a read of the rows of distinct ids, without those of which `hot` has a copy.
+    fn read_or_copied<'a>(
+        &'a self,
+        operation: &'static str,
+        hot: Option<&'a HotTable>,
+        ids: &[i64],
+    ) -> Result<RowRead<'a>> {
+        let found = hot.and_then(|hot| Some((hot, hot.look_up(ids)?)));
         let Some((hot, lookup)) = found else { return self.read_or_prefetched(operation, ids) };
         if lookup.missing.is_empty() {
             return Ok(RowRead::new(self.tables().channels(), Vec::new(), move |_| hot.join(&lookup, None)));

@@ -1,7 +1,8 @@
 //! Variables on parameter servers: partitioning, placement, and the tables in which rows are read and updated.
 //!
 //! This crate implements a server's operations on variables, without the server itself, and a client's decisions about
-//! the rows that it keeps. It never opens a socket, starts a thread, or depends on strategies or models. Decisions
+//! the rows that it keeps. It never opens a socket, or depends on strategies or models, and starts threads only
+//! to create a large table. Decisions
 //! (partitioning, placement, the detection of repeated pushes) are pure functions or plain values. Only [`Tables`] and
 //! its tables contain locks, so that several threads can push to a table at the same time.
 //!

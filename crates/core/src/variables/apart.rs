@@ -14,11 +14,7 @@ impl Strategy {
     /// Records that an optimizer of `variables` is within its local steps. Names of optimizers are unique.
     #[doc(hidden)]
     pub fn record_within_local_steps(&self, optimizer: &str, variables: &[TensorId]) {
-        let within = self.extension::<WithinLocalSteps>();
-        let mut all = lock(&within.0);
-        if !all.contains_key(optimizer) {
-            all.insert(optimizer.to_owned(), variables.to_vec());
-        }
+        lock(&self.extension::<WithinLocalSteps>().0).insert(optimizer.to_owned(), variables.to_vec());
     }
 
     /// Records that an optimizer is at an outer step, or was dropped.

@@ -41,7 +41,7 @@ pub(super) fn of(
     let (compressed, others) = if ranges.compressed.is_empty() {
         (Vec::new(), std::mem::take(&mut mine.f32))
     } else {
-        let compressed = compressed(parameters, operation, calls, (&mine.f32, &ranges), step, threads)?;
+        let compressed = compressed_means(parameters, operation, calls, (&mine.f32, &ranges), step, threads)?;
         let others = ranges.others.iter().flat_map(|range| &mine.f32[range.clone()]);
         (compressed, others.copied().collect())
     };
@@ -97,7 +97,7 @@ impl Ranges {
 }
 
 /// Returns the means of the variables with error feedback.
-fn compressed(
+fn compressed_means(
     parameters: &Parameters,
     operation: &'static str,
     calls: &Calls<'_>,
@@ -114,8 +114,8 @@ fn compressed(
     let mut made = Some(made);
     let mut sums = |calling: Option<&mut GroupCall<'_>>| {
         let made = made.take().unwrap_or_default();
-        let of = Senders { operation, each: 1, all: workers, contributes: &|_, _| true };
-        Exchange::new(calling, parameters, of, threads).sums(&variables, made, step)
+        let senders = Senders { operation, each: 1, all: workers, contributes: &|_, _| true };
+        Exchange::new(calling, parameters, senders, threads).sums(&variables, made, step)
     };
     let exchanged = calls.make(operation, "its compressed weights", |mut calling| {
         let sums = sums(Some(&mut calling));
@@ -147,8 +147,8 @@ fn require_finite(parameters: &Parameters, operation: &'static str, mean: &[f32]
 }
 
 /// Returns the mean of the workers' vectors, which must have the same length. Numbers are rounded to the type `wire`,
-/// even if there are no other workers. They are divided by the number of workers before they are rounded and sent, so
-/// that no sum exceeds the range of the type if the mean does not.
+/// even if there are no other workers. In 16 bits, they are divided by the number of workers before they are rounded
+/// and sent, so that no sum exceeds the range of the type if the mean does not.
 fn mean<F: Number + Real>(
     optimizer: &Inner,
     operation: &'static str,

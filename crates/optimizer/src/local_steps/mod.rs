@@ -334,7 +334,7 @@ impl LocalTraining {
         if since == 0 {
             state.agreed = None;
             self.strategy.record_no_local_steps(&self.optimizer);
-        } else {
+        } else if state.since == 0 {
             self.strategy.record_within_local_steps(&self.optimizer, &self.trained);
         }
         self.strategy.record_local_steps(state.since, since);

@@ -69,9 +69,9 @@ pub(crate) fn exchange(
     // A replica without a gradient keeps its residual (INV-9).
     let contributes =
         |replica: usize, variable: usize| headers[replica].kinds[variable] != GradientKind::Missing;
-    let of =
+    let senders =
         Senders { operation: "minimize", each: mine.len(), all: headers.len(), contributes: &contributes };
-    let sums = Exchange::new(calling, parameters, of, threads).sums(&variables, contributions, step)?;
+    let sums = Exchange::new(calling, parameters, senders, threads).sums(&variables, contributions, step)?;
     sums.into_iter().map(|(number, sum)| Ok((number, gradient(parameters, number, sum)?))).collect()
 }
 
@@ -170,7 +170,7 @@ pub(crate) struct Exchange<'a, 'g> {
     /// The call with the other workers; `None` if there are none.
     calling: Option<&'a mut GroupCall<'g>>,
     parameters: &'a Parameters,
-    of: Senders<'a>,
+    senders: Senders<'a>,
     /// The index of this worker.
     worker: usize,
     threads: &'a Threads<'a>,
@@ -180,11 +180,11 @@ impl<'a, 'g> Exchange<'a, 'g> {
     pub(crate) fn new(
         calling: Option<&'a mut GroupCall<'g>>,
         parameters: &'a Parameters,
-        of: Senders<'a>,
+        senders: Senders<'a>,
         threads: &'a Threads<'a>,
     ) -> Self {
         let worker = calling.as_ref().map_or(0, |calling| calling.world().worker());
-        Self { calling, parameters, of, worker, threads }
+        Self { calling, parameters, senders, worker, threads }
     }
 
     /// Exchanges the contributions to the variables, which are in ascending order. Returns the sum over all replicas
@@ -245,7 +245,7 @@ impl<'a, 'g> Exchange<'a, 'g> {
             let variable = *variable;
             sum.chunks_mut(RANGE).enumerate().map(move |(at, sum)| (variable, packets, at * RANGE, sum))
         });
-        let operation = self.of.operation;
+        let operation = self.senders.operation;
         each(threads, tasks.collect(), |(variable, packets, first, sum)| {
             match range_codec(parameters, variable) {
                 Some(codec) => decode_sum(codec, packets, first, sum)
@@ -353,15 +353,16 @@ impl<'a, 'g> Exchange<'a, 'g> {
         fill: impl FnOnce(&mut [u8]) -> Result<()>,
     ) -> Result<Vec<Vec<Option<Bytes>>>> {
         let parts = |this: &Self, worker: usize| -> Vec<(usize, usize, usize)> {
-            let replicas = worker * this.of.each..(worker + 1) * this.of.each;
+            let replicas = worker * this.senders.each..(worker + 1) * this.senders.each;
             let all = replicas.flat_map(|replica| {
                 let variables = variables.iter().enumerate();
-                let there = variables.filter(move |(_, variable)| (this.of.contributes)(replica, **variable));
+                let there =
+                    variables.filter(move |(_, variable)| (this.senders.contributes)(replica, **variable));
                 there.map(move |(at, variable)| (replica, at, *variable))
             });
             all.map(|(replica, at, variable)| (replica, at, len(variable))).collect()
         };
-        let workers = self.of.all / self.of.each.max(1);
+        let workers = self.senders.all / self.senders.each.max(1);
         let of_workers: Vec<_> = (0..workers).map(|worker| parts(self, worker)).collect();
         let size = |worker: usize| of_workers[worker].iter().map(|(.., len)| len).sum::<usize>();
         let records = match self.calling.as_ref().map(|calling| calling.buffers().clone()) {
@@ -369,7 +370,9 @@ impl<'a, 'g> Exchange<'a, 'g> {
                 let mut mine = buffers.take(size(self.worker));
                 fill(mine.bytes_mut())?;
                 let Some(calling) = &mut self.calling else { return Ok(Vec::new()) };
-                calling.all_gather_sized(what, mine.freeze(), size).map_err(failure(self.of.operation))?
+                calling
+                    .all_gather_sized(what, mine.freeze(), size)
+                    .map_err(failure(self.senders.operation))?
             }
             None => {
                 let mut mine = vec![0; size(self.worker)];
@@ -377,7 +380,7 @@ impl<'a, 'g> Exchange<'a, 'g> {
                 vec![mine.into()]
             }
         };
-        let mut all = vec![vec![None; self.of.all]; variables.len()];
+        let mut all = vec![vec![None; self.senders.all]; variables.len()];
         for (parts, mut record) in of_workers.iter().zip(records) {
             for (replica, at, len) in parts {
                 all[*at][*replica] = Some(record.split_to(*len));

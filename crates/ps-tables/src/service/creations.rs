@@ -18,7 +18,8 @@ impl Default for Creations {
 }
 
 impl Creations {
-    /// Acquires the turn to create a table. Waits while another thread creates a table of this name.
+    /// Acquires the turn to create a table. Waits while another thread creates a table of this name, or one that shares
+    /// its lock. A creation only computes, so the wait ends; the caller of a request has a deadline.
     pub fn turn(&self, table: &str) -> MutexGuard<'_, ()> {
         let mut hasher = DefaultHasher::new();
         table.hash(&mut hasher);

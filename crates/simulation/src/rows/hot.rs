@@ -71,7 +71,7 @@ impl Hot {
 impl World {
     /// Begins an update of the rows `changed`, which are counted.
     pub fn begin_hot(&mut self, number: usize, changed: &[i64]) {
-        let own: Vec<i64> = changed.iter().copied().filter(|id| self.sender(*id) == number).collect();
+        let own: Vec<i64> = changed.iter().copied().filter(|id| self.plan.sender(*id) == number).collect();
         let planted = self.planted;
         let Some(hot) = &mut self.workers[number].hot else { return };
         hot.copies.count([own]);
@@ -87,11 +87,11 @@ impl World {
     /// Requests the hot rows whose changes this worker sends, except those on servers without a row of `changed`.
     pub fn request_hot(&mut self, number: usize, changed: &[i64]) {
         let Some(hot) = &self.workers[number].hot else { return };
-        let own = hot.copies.ids().iter().copied().filter(|id| self.sender(*id) == number);
+        let own = hot.copies.ids().iter().copied().filter(|id| self.plan.sender(*id) == number);
         let own: Vec<i64> = own.collect();
         let is_unread = hot.is_unread;
         let is_changed = |id: &i64| {
-            !is_unread && changed.iter().any(|other| self.server_of(*other) == self.server_of(*id))
+            !is_unread && changed.iter().any(|other| self.plan.server_of(*other) == self.plan.server_of(*id))
         };
         let read: Vec<i64> = own.iter().copied().filter(is_changed).collect();
         if let Some(hot) = &mut self.workers[number].hot {
@@ -102,15 +102,14 @@ impl World {
 
     /// Ends an update, which all workers have made.
     pub fn end_hot(&mut self, number: usize) {
-        let (servers, count) = (self.plan.servers, self.plan.workers);
+        let plan = &self.plan;
         let round = self.workers[number].round();
         let Some(hot) = &mut self.workers[number].hot else { return };
         let of = |worker| hot.reports.get(&(round, worker)).map(Vec::as_slice).unwrap_or_default();
         let decode = |worker| HotReport::decode(LAYOUT, &mut of(worker)).unwrap_or_default();
-        let reports: Vec<_> = (0..count).map(decode).collect();
+        let reports: Vec<_> = (0..plan.workers).map(decode).collect();
         if !hot.is_unpatched {
-            let sender = |id: i64| id.cast_unsigned() as usize % servers % count;
-            hot.copies.end_change(sender, &reports);
+            hot.copies.end_change(|id| plan.sender(id), &reports);
         }
         hot.reports.retain(|(of_round, _), _| *of_round > round);
     }
@@ -120,10 +119,5 @@ impl World {
         self.workers[number].hot.iter_mut().for_each(|hot| hot.has_failed = true);
         self.checks.disturbed += 1;
         self.go(number);
-    }
-
-    /// Returns the worker that sends the changes of a row.
-    fn sender(&self, id: i64) -> usize {
-        self.server_of(id) % self.plan.workers
     }
 }

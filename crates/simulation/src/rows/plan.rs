@@ -126,6 +126,16 @@ impl Plan {
         let staleness = if cache.is_some() { staleness } else { 0 };
         Self { workers, servers, staleness, cache, hot, window, acts, faults, delay }
     }
+
+    /// Returns the server that stores a row.
+    pub fn server_of(&self, id: i64) -> usize {
+        id.cast_unsigned() as usize % self.servers
+    }
+
+    /// Returns the worker that sends the changes of a row.
+    pub fn sender(&self, id: i64) -> usize {
+        self.server_of(id) % self.workers
+    }
 }
 
 /// Returns up to `most` distinct ids. Small ones are more frequent.

@@ -220,7 +220,7 @@ impl World {
     fn send_changes(&mut self, number: usize, ids: &[i64]) {
         for server in (number..self.plan.servers).step_by(self.plan.workers) {
             let of_server: Vec<i64> =
-                ids.iter().copied().filter(|id| self.server_of(*id) == server).collect();
+                ids.iter().copied().filter(|id| self.plan.server_of(*id) == server).collect();
             if !of_server.is_empty() {
                 self.request(number, server, Request::Change(of_server));
             }

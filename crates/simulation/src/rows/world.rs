@@ -234,7 +234,7 @@ impl World {
         let ids: BTreeSet<i64> = ids.copied().collect();
         self.servers.iter_mut().for_each(|server| server.rows.clear());
         for id in ids {
-            let server = self.server_of(id);
+            let server = self.plan.server_of(id);
             self.servers[server].rows.insert(id, version(&self.plan.acts, id, changes));
         }
         self.workers = (0..self.plan.workers).map(|_| Worker::new(&self.plan, at)).collect();
@@ -282,15 +282,11 @@ impl World {
         requests.into_iter().for_each(|(number, request)| self.send(worker, server, number, request));
     }
 
-    pub fn server_of(&self, id: i64) -> usize {
-        id.cast_unsigned() as usize % self.plan.servers
-    }
-
     /// Requests rows from each server that stores some of them.
     pub fn request_each(&mut self, worker: usize, ids: &[i64], purpose: Purpose) {
         for server in 0..self.plan.servers {
             let of_server: Vec<i64> =
-                ids.iter().copied().filter(|id| self.server_of(*id) == server).collect();
+                ids.iter().copied().filter(|id| self.plan.server_of(*id) == server).collect();
             if !of_server.is_empty() {
                 self.request(worker, server, Request::Read(purpose, of_server));
             }

@@ -110,7 +110,7 @@ impl Distribution {
     pub fn fill<T: RandomElement>(self, draws: Draws, first: u64, out: &mut [T]) {
         match self {
             Self::Constant(value) => out.fill(T::of_f64(value)),
-            Self::Normal { .. } => T::fill_normal(self, draws, first, out),
+            Self::Normal { mean, stdev } => T::fill_normal(draws, first, (mean, stdev), out),
             Self::Uniform { .. } => self.fill_one_by_one(draws, first, out),
         }
     }
@@ -149,8 +149,8 @@ pub trait RandomElement: Element + Copy {
 
     /// Fills `out` with the numbers of a normal distribution: see [`Distribution::fill`].
     #[doc(hidden)]
-    fn fill_normal(normal: Distribution, draws: Draws, first: u64, out: &mut [Self]) {
-        normal.fill_one_by_one(draws, first, out);
+    fn fill_normal(draws: Draws, first: u64, (mean, stdev): (f64, f64), out: &mut [Self]) {
+        Distribution::Normal { mean, stdev }.fill_one_by_one(draws, first, out);
     }
 }
 
@@ -175,10 +175,8 @@ impl RandomElement for f32 {
         value as f32
     }
 
-    fn fill_normal(normal: Distribution, draws: Draws, first: u64, out: &mut [Self]) {
-        if let Distribution::Normal { mean, stdev } = normal {
-            normal::fill(draws, first, (mean, stdev), out);
-        }
+    fn fill_normal(draws: Draws, first: u64, parameters: (f64, f64), out: &mut [Self]) {
+        normal::fill(draws, first, parameters, out);
     }
 }
 

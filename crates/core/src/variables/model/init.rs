@@ -52,18 +52,21 @@ fn values(init: &Init, seed: u64, name: &str, shape: &Shape, dtype: DType) -> Re
         );
         return Err(Error::InvalidArgument { operation: "replicate", reason });
     }
-    fn numbers<T: RandomElement>(distribution: Distribution, draw: Draws, zeros: Vec<T>) -> Vec<T> {
-        let mut numbers = zeros;
-        distribution.fill(draw, 0, &mut numbers);
-        numbers
-    }
     let count = shape.elem_count();
     Ok(match dtype {
         // For a large table, an f64 copy would be most of the memory that a program ever needs.
-        DType::F32 => Tensor::from_vec(numbers(distribution, draw, vec![0f32; count]), shape, &Device::Cpu),
-        _ => Tensor::from_vec(numbers(distribution, draw, vec![0f64; count]), shape, &Device::Cpu)?
-            .to_dtype(dtype),
+        DType::F32 => Tensor::from_vec(numbers::<f32>(distribution, draw, count), shape, &Device::Cpu),
+        _ => {
+            Tensor::from_vec(numbers::<f64>(distribution, draw, count), shape, &Device::Cpu)?.to_dtype(dtype)
+        }
     }?)
+}
+
+/// Returns the first `count` numbers of a distribution.
+fn numbers<T: RandomElement>(distribution: Distribution, draws: Draws, count: usize) -> Vec<T> {
+    let mut numbers = vec![T::of_f64(0.); count];
+    distribution.fill(draws, 0, &mut numbers);
+    numbers
 }
 
 /// Returns the distribution of an initializer for a variable with the given shape.

@@ -6,10 +6,14 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
 /// The minimum number of bytes, read at once, in which a bit is flipped. Reads of this size are part of a large
 /// message.
 const LARGE: usize = 16 << 10;
+
+/// The maximum time for which a message is held. Tests fail sooner.
+const LONGEST: Duration = Duration::from_secs(300);
 
 /// Calls `work` on a separate thread for each worker. Worker 1 connects to worker 0 through a relay.
 pub fn through_relay<T: Send>(workers: usize, work: impl Fn(&Task, &Relay) -> T + Sync) -> Vec<T> {
@@ -59,7 +63,8 @@ impl Answer {
     /// Waits until the answer has passed. Returns `true` if a bit is to be flipped, once.
     fn wait(&self) -> bool {
         let left = self.left.lock().unwrap();
-        let mut left = self.passed.wait_while(left, |left| left.is_some_and(|left| left > 0)).unwrap();
+        let is_left = |left: &mut Option<usize>| left.is_some_and(|left| left > 0);
+        let (mut left, _) = self.passed.wait_timeout_while(left, LONGEST, is_left).unwrap();
         left.take().is_some()
     }
 }
