@@ -16,6 +16,7 @@
 //! | `differences` | the settings that differ between workers |
 //! | `drift` | the comparison of variables that must be equal on all workers |
 //! | `local_steps` | [`LocalSteps`]: steps that each worker trains alone |
+//! | `loss_scale` | [`LossScale`]: the factor of the loss, which adapts to the steps that were finite |
 //! | `step_times`, `stragglers` | the time of each worker's steps; which worker makes the others wait, and why |
 //! | `notice`, `departure` | notices to exit; which workers exit after one |
 //!
@@ -27,6 +28,7 @@ mod differences;
 mod drift;
 mod examples;
 mod local_steps;
+mod loss_scale;
 mod missing_gradients;
 mod names;
 mod notice;
@@ -38,6 +40,7 @@ mod step_times;
 mod stragglers;
 
 pub use local_steps::{LocalSteps, Outer};
+pub use loss_scale::LossScale;
 pub use placement::VariablePlacement;
 pub use select::{RestoreFilter, RestoreReport, Unrestored};
 pub use stragglers::{Straggler, StragglerCause, WorkerTimes};
@@ -51,6 +54,7 @@ pub mod internal {
     pub use crate::drift::{ComparisonPlan, Drift, VariableChecksum, find_drift};
     pub use crate::examples::ExamplesCheck;
     pub use crate::local_steps::{Alone, alone_differently, different_counts};
+    pub use crate::loss_scale::LossScaling;
     pub use crate::missing_gradients::{MissingReport, missing_gradients};
     pub use crate::names::{common_name, copies_name, first_names, list_names, variable_names};
     pub use crate::notice::{Notice, NoticeDecision};

@@ -67,9 +67,9 @@ mod update;
 
 pub use checks::MissingGradients;
 pub use checks::not_finite::NotFinite;
+pub use distribute_decisions::LossScale;
 #[doc(hidden)]
 pub use gradients::{Gradient, Gradients, Weighting, backward};
-pub use loss_scale::LossScale;
 pub use transform::Transform;
 
 use candle_core::Tensor;
@@ -77,10 +77,10 @@ use checks::Checks;
 use distribute_base::{Error, Result};
 use distribute_core::Variables;
 use distribute_core::internal::require_outside_of_run;
+use distribute_decisions::internal::LossScaling;
 use distribute_optim::Rule;
 use groups::Groups;
 use local_steps::LocalTraining;
-use loss_scale::LossScaling;
 use parameters::Parameters;
 use progress::Progress;
 use rate::Rate;
