@@ -86,15 +86,6 @@ impl AsRef<[u8]> for Elements {
 #[derive(Debug)]
 pub(crate) struct Rest(pub Bytes);
 
-/// Returns the dtype in which `float32` elements are sent; `None` if they are sent unchanged.
-fn narrow(wire: Wire) -> Option<DType> {
-    match wire {
-        Wire::Full => None,
-        Wire::F16 => Some(DType::F16),
-        Wire::Bf16 => Some(DType::Bf16),
-    }
-}
-
 pub(super) fn code(dtype: DType) -> u8 {
     dtype as u8
 }
@@ -115,25 +106,24 @@ impl Body {
     /// Appends a tensor, and returns its description. `float32` elements are sent in the type `wire`.
     pub fn put(&mut self, tensor: HostTensor, wire: Wire) -> Result<TensorHead, Malformed> {
         let unwritable = |_| Malformed("a tensor that cannot be written");
-        let dtype = tensor.dtype();
-        let (wire, tensor) = match (dtype, narrow(wire)) {
-            (DType::F32, Some(narrow)) => (wire, tensor.cast(narrow).map_err(unwritable)?),
-            _ => (Wire::Full, tensor),
-        };
-        let dims = tensor.dims().to_vec();
+        let (dtype, dims) = (tensor.dtype(), tensor.dims().to_vec());
         if dims.len() > MAX_AXES {
             return Err(Malformed("a tensor of more than 64 axes"));
         }
-        let part = match codec::as_bytes(tensor.buffer()) {
-            Some(_) => Part::Tensor(tensor),
-            None if tensor.dtype() == DType::String => {
-                Part::Bytes(wire::encode([&Leaf::Host(tensor)]).map_err(unwritable)?)
-            }
-            None => {
-                let mut bytes = Vec::new();
-                codec::append(tensor.buffer(), 0..tensor.len(), &mut bytes);
-                Part::Bytes(bytes)
-            }
+        let wire = if dtype == DType::F32 { wire } else { Wire::Full };
+        let part = if wire != Wire::Full {
+            let numbers = tensor.as_slice().unwrap_or_default();
+            let mut bytes = vec![0; wire.len(size_of_val(numbers))];
+            wire.encode(numbers, &mut bytes);
+            Part::Bytes(bytes)
+        } else if codec::as_bytes(tensor.buffer()).is_some() {
+            Part::Tensor(tensor)
+        } else if dtype == DType::String {
+            Part::Bytes(wire::encode([&Leaf::Host(tensor)]).map_err(unwritable)?)
+        } else {
+            let mut bytes = Vec::new();
+            codec::append(tensor.buffer(), 0..tensor.len(), &mut bytes);
+            Part::Bytes(bytes)
         };
         let bytes = part.bytes().len();
         self.bytes += bytes;
@@ -203,8 +193,7 @@ impl Rest {
         if wire != Wire::Full && dtype != DType::F32 {
             return Err(Malformed("halves of another dtype than float32"));
         }
-        let stored = narrow(wire).unwrap_or(dtype);
-        if !stored.bytes().is_some_and(|width| bytes.len().is_multiple_of(width)) {
+        if !dtype.bytes().is_some_and(|width| bytes.len().is_multiple_of(wire.len(width))) {
             return Err(wrong);
         }
         if wire != Wire::Full {
