@@ -1,5 +1,5 @@
-//! [`LossScale`]: the factor of the loss, which keeps small gradients in f16 from becoming 0. It adapts to the steps that
-//! were finite.
+//! [`LossScale`]: the factor of the loss, which keeps small gradients in f16 from becoming 0. It adapts to the steps
+//! that were finite.
 
 use distribute_base::{Error, MixedPrecision, Result};
 use std::sync::atomic::{AtomicU64, Ordering};
