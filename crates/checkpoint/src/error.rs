@@ -172,6 +172,25 @@ pub enum Error {
         /// ([`Writer::insert_live`](crate::Writer::insert_live)).
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// The folder of a checkpoint that several processes write is not the one that the saving process describes: this
+    /// process sees another file system, may not write to the folder, or the save has ended.
+    #[error("{} is not shared with the process that saves the checkpoint: {reason}", path.display())]
+    NotShared {
+        /// The path of the folder, as this process sees it.
+        path: PathBuf,
+        /// The reason: what this process finds there.
+        reason: String,
+    },
+    /// The parts that several processes wrote do not fit together, or the process that saves the checkpoint does not
+    /// see them as they were written. No checkpoint was saved.
+    #[error("the parts of {} cannot be put together: {source}; no checkpoint was saved", path.display())]
+    Parts {
+        /// The path of the checkpoint that was to be saved.
+        path: PathBuf,
+        /// The first error that was found. It contains the path of the file.
+        #[source]
+        source: Box<Error>,
+    },
     /// A function that is called during a long operation returned an error, so the operation has ended.
     #[error("{source}")]
     Interrupted {

@@ -10,7 +10,10 @@ use std::path::Path;
 /// The name of the index file in the checkpoint's folder.
 pub(crate) const NAME: &str = "index.json";
 const FORMAT: &str = "distribute.checkpoint";
-const VERSION: u64 = 1;
+/// The version of a checkpoint in which all slices are consecutive rows.
+const CONSECUTIVE: u64 = 1;
+/// The version of a checkpoint that has slices of every nth row.
+const INTERLEAVED: u64 = 2;
 
 /// The parsed index of a checkpoint.
 #[derive(Debug, Serialize, Deserialize)]
@@ -40,7 +43,7 @@ pub(crate) struct Entry {
     pub(crate) slices: Vec<SliceEntry>,
 }
 
-/// The location of some consecutive rows of a tensor.
+/// The location of some rows of a tensor: consecutive ones, or every `step`th one.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SliceEntry {
     /// The index of the file in `files`.
@@ -51,6 +54,17 @@ pub(crate) struct SliceEntry {
     pub(crate) ends: Option<String>,
     pub(crate) offset: Vec<usize>,
     pub(crate) shape: Vec<usize>,
+    /// The distance between two rows of the slice in the tensor.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub(crate) step: usize,
+}
+
+fn one() -> usize {
+    1
+}
+
+fn is_one(step: &usize) -> bool {
+    *step == 1
 }
 
 #[derive(Deserialize)]
@@ -73,7 +87,9 @@ impl Index {
         files: Vec<FileEntry>,
         entries: BTreeMap<String, Entry>,
     ) -> Self {
-        Self { format: FORMAT.into(), version: VERSION, metadata, files, entries }
+        let mut slices = entries.values().flat_map(|entry| &entry.slices);
+        let version = if slices.all(|slice| slice.step == 1) { CONSECUTIVE } else { INTERLEAVED };
+        Self { format: FORMAT.into(), version, metadata, files, entries }
     }
 
     /// Returns the text of `index.json`, including the checksum in its first line.
@@ -109,11 +125,11 @@ impl Index {
         }
         // Another version may have other fields, so the version is checked first.
         let Format { format, version } = parse(path, bytes)?;
-        if (format.as_str(), version) != (FORMAT, VERSION) {
+        if format != FORMAT || !(CONSECUTIVE..=INTERLEAVED).contains(&version) {
             return Err(Error::Version {
                 path: path.to_path_buf(),
                 found: format!("{format:?} version {version}"),
-                expected: format!("{FORMAT:?} version {VERSION}"),
+                expected: format!("{FORMAT:?} version {CONSECUTIVE} or {INTERLEAVED}"),
             });
         }
         parse(path, bytes)

@@ -38,6 +38,7 @@
 //! | `background` | [`SaveHandle`]: a save that a thread makes while the program continues |
 //! | `saves` | the saves of a manager, of which one at a time is made |
 //! | `names` | the names of checkpoints in a manager's folder |
+//! | `parts` | rows that several processes write, each into a file of its own: [`PartFolder`], [`Part`] |
 //! | `plan` | the assignment of rows to files |
 //! | `save` | the steps of a save; after each of them there is either no checkpoint or a complete one |
 //! | `image` | a checkpoint in memory |
@@ -49,17 +50,20 @@
 //! | `encoding` | the 16 dtypes as bytes |
 //! | `error` | [`Error`]: what is wrong, in which file, and at which offset |
 //!
-//! # The format, version 1
+//! # The format, versions 1 and 2
 //!
 //! A checkpoint is a folder with `index.json` and safetensors files, `shard-00001-of-00003.safetensors` and so on. Each
 //! of them is an ordinary safetensors file that Python's `safetensors` can read. A tensor that is saved as one slice
-//! has its name as its key, unless another key of the file is equal to it. The index contains:
+//! has its name as its key, unless another key of the file is equal to it. If several processes save together, each
+//! writes the rows that it stores into `part-00001-of-00003-….safetensors` and so on, whose names end with a random
+//! number of the save. The index contains:
 //!
 //! - for each file, its name, its length and the CRC-32 of each of its 1 MiB blocks (the last block may be
 //!   shorter), so any range can be verified without reading the rest of the file;
 //! - for each tensor, its dtype, its shape and its slices. Each slice contains the index of its file, its key, and its
 //!   offset and shape on every axis. Slices consist of complete rows (axis 0), and together cover each row exactly
-//!   once;
+//!   once. In version 2, a slice may have a `step`, and then contains every `step`th row from its offset on; all slices
+//!   of the tensor have the same step, which is their number;
 //! - metadata: JSON values by key.
 //!
 //! The first line of `index.json` is `{"crc32":"xxxxxxxx","index":`, with the CRC-32 of all bytes after that line.
@@ -83,6 +87,7 @@ mod live;
 mod manager;
 mod metadata;
 mod names;
+mod parts;
 mod plan;
 mod progress;
 mod reader;
@@ -101,10 +106,11 @@ pub use live::{HeldTensors, LiveTensors, SourceError};
 #[doc(alias = "tf.train.CheckpointManager")]
 pub use manager::CheckpointManager;
 pub use metadata::Metadata;
+pub use parts::{Part, PartFile, PartFolder, RowPosition, WriteParts};
 pub use progress::{Progress, ProgressError};
-pub use reader::Description;
 #[doc(alias = "tf.train.CheckpointReader")]
 #[doc(alias = "CheckpointReader")]
 pub use reader::Reader;
+pub use reader::{Description, RowScan};
 pub use serde_json::Value;
 pub use writer::Writer;

@@ -3,7 +3,7 @@
 use crate::background::SaveHandle;
 use crate::names::{LAST, PREFIX, name, number};
 use crate::saves::Saves;
-use crate::{Error, Progress, Reader, Result, Writer};
+use crate::{Error, Progress, Reader, Result, WriteParts, Writer};
 use distribute_files::{LockFile, Partial, destination_name};
 use distribute_log::warn_or_stderr;
 use std::collections::BTreeSet;
@@ -117,12 +117,40 @@ impl CheckpointManager {
     /// # Errors
     /// Returns the errors of [`save`](Self::save) and of [`Writer::save_with`].
     pub fn save_with(&self, writer: &Writer, shards: usize, progress: &mut Progress<'_>) -> Result<PathBuf> {
+        self.save_by(progress, |saved, progress| writer.save_with(saved, shards, progress))
+    }
+
+    /// Acts like [`save_with`](Self::save_with), for a checkpoint that `parts` processes write. `write` lets each of
+    /// them create and write its part in this folder, and returns the parts in their order. Only one of the processes
+    /// makes this call.
+    ///
+    /// # Errors
+    /// Returns the errors of [`save`](Self::save) and of [`Writer::save_parts_with`].
+    pub fn save_parts_with(
+        &self,
+        writer: &Writer,
+        shards: usize,
+        (parts, write): (usize, &mut WriteParts<'_>),
+        progress: &mut Progress<'_>,
+    ) -> Result<PathBuf> {
+        self.save_by(progress, |saved, progress| {
+            writer.save_parts_with(saved, shards, (parts, write), progress)
+        })
+    }
+
+    /// Saves a checkpoint under the next number by calling `save`.
+    fn save_by(
+        &self,
+        progress: &mut Progress<'_>,
+        save: impl FnOnce(&Path, &mut Progress<'_>) -> Result<()>,
+    ) -> Result<PathBuf> {
         let turn = self.saves.turn("save", progress)?;
         let (locked, saved) = self.series.begin()?;
         let (earlier, mut reported) = (turn.earlier(), None);
         turn.make(saved.clone(), progress, |progress| {
             let _locked = locked;
-            self.series.write(&saved, writer, shards, progress)?;
+            save(&saved, progress)?;
+            self.series.remove_old(&saved)?;
             // Reported before the next save begins, which would report it as well.
             reported = earlier.and_then(|earlier| earlier.report(&saved));
             Ok(())
@@ -204,7 +232,8 @@ impl CheckpointManager {
         let (series, path) = (self.series.clone(), saved.clone());
         let saving = turn.start(saved, writer, move |writer, progress| {
             let _locked = locked;
-            series.write(&path, writer, shards, progress)
+            writer.save_with(&path, shards, progress)?;
+            series.remove_old(&path)
         })?;
         let reported = earlier.and_then(|earlier| earlier.report(saving.path()));
         reported.map_or(Ok(saving), Err)
@@ -324,9 +353,8 @@ impl Series {
         Ok((locked, self.unused(checkpoints.last().map_or(1, |(number, _)| number + 1))?))
     }
 
-    /// Writes a checkpoint, and removes checkpoints beyond the number to keep.
-    fn write(&self, saved: &Path, writer: &Writer, shards: usize, progress: &mut Progress<'_>) -> Result<()> {
-        writer.save_with(saved, shards, progress)?;
+    /// Removes checkpoints beyond the number to keep, after `saved` was saved.
+    fn remove_old(&self, saved: &Path) -> Result<()> {
         let paths = self.paths()?;
         for path in &paths[..paths.len().saturating_sub(self.keep)] {
             // Renamed first, so that a crash does not leave an incomplete checkpoint.

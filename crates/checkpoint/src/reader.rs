@@ -1,5 +1,7 @@
 //! The reader of saved checkpoints. It reads tensors on demand.
 
+mod interleaved;
+
 use crate::index::{self, FileEntry, Index};
 use crate::progress::{Progress, report};
 use crate::shard::Shard;
@@ -11,6 +13,8 @@ use std::io::Read;
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
+
+pub use interleaved::RowScan;
 
 /// A saved checkpoint, opened for reading. Opening reads only the index and the files' headers. Tensors are read
 /// on demand, and only the requested rows.
@@ -36,7 +40,8 @@ pub struct Description {
     pub dtype: DType,
     /// The size of each axis of the complete tensor.
     pub shape: Vec<usize>,
-    /// The row range of each slice in which the tensor was saved; empty for a scalar.
+    /// The row range of each slice in which the tensor was saved; empty for a scalar. If several processes saved every
+    /// nth row each, the ranges overlap: each is from the first row of a slice to its last.
     pub slices: Vec<Range<usize>>,
 }
 
@@ -195,6 +200,12 @@ impl Reader {
     /// - [`Error::Rows`]: the tensor does not have these rows, or is a scalar.
     /// - [`Error::Damaged`], [`Error::Io`]: a block that contains these rows is damaged or cannot be read.
     pub fn rows(&self, name: &str, rows: Range<usize>) -> Result<HostTensor> {
+        let (tensor, shape) = self.require_rows(name, &rows)?;
+        self.read(tensor, rows, shape)
+    }
+
+    /// Returns a tensor, and the shape of the given range of its rows.
+    fn require_rows(&self, name: &str, rows: &Range<usize>) -> Result<(&Tensor, Vec<usize>)> {
         let tensor = self.find(name)?;
         let total = tensor.shape.first().copied();
         if rows.start > rows.end || total.is_none_or(|total| rows.end > total) {
@@ -205,7 +216,7 @@ impl Reader {
         if let Some(count) = shape.first_mut() {
             *count = rows.len();
         }
-        self.read(tensor, rows, shape)
+        Ok((tensor, shape))
     }
 
     /// Splits the rows of a tensor into consecutive ranges of at most 8 MiB, but of at least one row each. Use them
@@ -259,6 +270,9 @@ impl Reader {
     }
 
     fn read(&self, tensor: &Tensor, rows: Range<usize>, shape: Vec<usize>) -> Result<HostTensor> {
+        if tensor.step > 1 {
+            return interleaved::read(self, tensor, rows, shape, &mut Vec::new());
+        }
         let (mut bytes, mut strings, mut places) = (Vec::new(), Vec::new(), Vec::new());
         for slice in &tensor.slices {
             let part = rows.start.max(slice.rows.start)..rows.end.min(slice.rows.end);

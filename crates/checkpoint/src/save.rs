@@ -3,9 +3,10 @@
 // - **INV-21** A checkpoint has its name only when it is complete and on the disk. Tests: `checkpoint/src/save.rs`.
 
 use crate::index::{self, Index};
+use crate::parts::{self, PartFolder, WriteParts};
 use crate::progress::{Progress, report};
 use crate::writer::Writer;
-use crate::{Error, Result, shard};
+use crate::{Error, Reader, Result, shard};
 use distribute_files::Partial;
 use std::fs::File;
 use std::io::{self, Write};
@@ -16,10 +17,14 @@ use std::path::Path;
 enum Step {
     /// Creates the folder under a temporary name next to its destination.
     CreateFolder,
+    /// Lets all processes write their parts.
+    WriteParts,
     /// Writes the safetensors file with the given index, and syncs it to disk.
     WriteShard(usize),
     /// Writes `index.json`, and syncs it to disk.
     WriteIndex,
+    /// Opens the files, because other processes have written some of them.
+    CheckParts,
     /// Syncs the folder, so that the names of its files are on disk.
     SyncFolder,
     /// Renames the folder to its final name. After this step, the checkpoint exists and is complete.
@@ -28,11 +33,15 @@ enum Step {
     SyncParent,
 }
 
-/// Returns the steps of a save with the given number of files, in order.
-fn steps(files: usize) -> Vec<Step> {
+/// Returns the steps of a save with the given number of files, in order. `in_parts` is whether other processes write
+/// further files.
+fn steps(files: usize, in_parts: bool) -> Vec<Step> {
     let mut steps = vec![Step::CreateFolder];
+    steps.extend(in_parts.then_some(Step::WriteParts));
     steps.extend((0..files).map(Step::WriteShard));
-    steps.extend([Step::WriteIndex, Step::SyncFolder, Step::Rename, Step::SyncParent]);
+    steps.push(Step::WriteIndex);
+    steps.extend(in_parts.then_some(Step::CheckParts));
+    steps.extend([Step::SyncFolder, Step::Rename, Step::SyncParent]);
     steps
 }
 
@@ -48,7 +57,7 @@ impl Writer {
     /// After an error, there is no folder at `path`, unless it existed before or only the sync of its parent folder
     /// failed.
     /// - [`Error::Exists`]: `path` already exists.
-    /// - [`Error::Entry`]: some rows of a tensor were not added.
+    /// - [`Error::Entry`]: some rows of a tensor were not added, or [other processes](Self::in_parts) have some.
     /// - [`Error::InvalidArgument`]: `shards` is 0, `path` does not end in a name, or the header of a file would be too
     ///   large.
     /// - [`Error::Index`]: metadata is nested too deeply to be read again.
@@ -70,7 +79,26 @@ impl Writer {
         shards: usize,
         progress: &mut Progress<'_>,
     ) -> Result<()> {
-        save(self, path.as_ref(), shards, progress, &mut |_| Ok(()))
+        save(self, path.as_ref(), shards, None, progress, &mut |_| Ok(()))
+    }
+
+    /// Acts like [`save_with`](Self::save_with), for a checkpoint that `parts` processes write. `write` lets each of
+    /// them create and write its part, this process included, and returns the parts in their order. The checkpoint gets
+    /// its name when the parts of all processes are in the folder, with their lengths and rows. Their contents are not
+    /// read again; a [reader](Reader) compares them with their checksums. The names of parts contain a random number.
+    ///
+    /// # Errors
+    /// - [`Error::Interrupted`]: `write` or `progress` returned an error.
+    /// - [`Error::Parts`]: the parts do not fit together, or a file is not there or not as it was written.
+    /// - The errors of [`save_with`](Self::save_with).
+    pub fn save_parts_with(
+        &self,
+        path: impl AsRef<Path>,
+        shards: usize,
+        (parts, write): (usize, &mut WriteParts<'_>),
+        progress: &mut Progress<'_>,
+    ) -> Result<()> {
+        save(self, path.as_ref(), shards, Some((parts, write)), progress, &mut |_| Ok(()))
     }
 }
 
@@ -79,19 +107,21 @@ fn save(
     writer: &Writer,
     path: &Path,
     shards: usize,
+    mut parts: Option<(usize, &mut WriteParts<'_>)>,
     progress: &mut Progress<'_>,
     before: &mut dyn FnMut(Step) -> io::Result<()>,
 ) -> Result<()> {
-    let mut layout = writer.layout(shards)?;
+    let mut layout =
+        if parts.is_some() { writer.layout_beside_parts(shards)? } else { writer.layout(shards)? };
     let parent = parent(path)?;
     // `rename` would replace an empty folder.
     if path.symlink_metadata().is_ok() {
         return Err(Error::Exists { path: path.to_path_buf() });
     }
     let files = std::mem::take(&mut layout.files);
-    let (steps, count) = (steps(files.len()), files.len());
+    let (steps, count) = (steps(files.len(), parts.is_some()), files.len());
     let mut files = files.into_iter();
-    let mut written = Vec::new();
+    let (mut written, mut of_others) = (Vec::new(), Vec::new());
     // Its files are removed if a step fails.
     let mut partial: Option<Partial> = None;
     for step in steps {
@@ -101,6 +131,18 @@ fn save(
             (Step::CreateFolder, _) => {
                 partial = Some(Partial::folder(path).map_err(Error::io("creating", path))?)
             }
+            (Step::WriteParts, Some(partial)) => {
+                if let Some((count, write)) = &mut parts {
+                    let folder = PartFolder::mark(partial, *count)?;
+                    of_others =
+                        (*write)(&folder, progress).map_err(|source| Error::Interrupted { source })?;
+                    folder.check(&of_others).map_err(|error| parts::unfit(path, error))?;
+                    PartFolder::unmark(partial)?;
+                }
+            }
+            (Step::CheckParts, Some(partial)) => {
+                Reader::open(partial).map_err(|error| parts::unfit(path, error))?;
+            }
             (Step::SyncParent, _) => sync_folder(parent)?,
             (Step::WriteShard(number), Some(partial)) => {
                 let name = format!("shard-{:05}-of-{count:05}.safetensors", number + 1);
@@ -108,6 +150,9 @@ fn save(
                 written.push(shard::write(&partial.join(&name), name, tensors, progress)?);
             }
             (Step::WriteIndex, Some(partial)) => {
+                let of_others = std::mem::take(&mut of_others);
+                parts::merge(of_others, &mut written, &mut layout.entries)
+                    .map_err(|error| parts::unfit(path, error))?;
                 write_index(&partial.join(index::NAME), &layout.index(written.clone()))?;
                 report(progress)?;
             }
@@ -123,7 +168,14 @@ fn save(
                     Err(_) => Error::io("renaming to", path)(error),
                 })?;
             }
-            (Step::WriteShard(_) | Step::WriteIndex | Step::SyncFolder, None) => (),
+            (
+                Step::WriteParts
+                | Step::WriteShard(_)
+                | Step::WriteIndex
+                | Step::CheckParts
+                | Step::SyncFolder,
+                None,
+            ) => (),
         }
     }
     Ok(())
@@ -163,7 +215,7 @@ fn sync_folder(path: &Path) -> Result<()> {
 mod tests {
     use super::*;
     use crate::saves::Saves;
-    use crate::{HeldTensors, LiveTensors, Reader, SourceError};
+    use crate::{HeldTensors, LiveTensors, Part, RowPosition, SourceError};
     use distribute_tensor::{DType, HostTensor};
     use std::fs;
     use std::process::Command;
@@ -186,14 +238,39 @@ mod tests {
         b
     }
 
-    fn count(writer: &Writer) -> usize {
-        steps(writer.layout(2).unwrap().files.len()).len()
+    fn count(writer: &Writer, in_parts: bool) -> usize {
+        steps(writer.layout(2).unwrap().files.len(), in_parts).len()
     }
 
+    /// Writes two parts into the folder of a checkpoint in `parent`. Each has a row of the tensor `c`.
+    fn write_parts(folder: &PartFolder, parent: &Path) -> Result<Vec<Part>> {
+        let part = |number| {
+            let mut writer = Writer::new().in_parts();
+            let position = RowPosition::Every { first: number, step: 2, rows: 2 };
+            writer.insert_own("c", position, HostTensor::vector(vec![number as i64]))?;
+            writer.write_part(folder.create_part(parent, number)?, &mut || Ok(()))
+        };
+        (0..2).map(part).collect()
+    }
+
+    /// Saves in parts if `in_parts`, and otherwise alone. Calls `before` before each step.
+    fn save_as(
+        in_parts: bool,
+        path: &Path,
+        value: i64,
+        before: &mut dyn FnMut(Step) -> io::Result<()>,
+    ) -> Result<()> {
+        let mut write =
+            |folder: &PartFolder, _: &mut Progress<'_>| Ok(write_parts(folder, path.parent().unwrap())?);
+        let parts = in_parts.then_some((2, &mut write as &mut WriteParts<'_>));
+        save(&writer(value), path, 2, parts, &mut || Ok(()), before)
+    }
+
+    // INV-21, INV-111
     #[test]
     fn a_failure_before_any_step_leaves_nothing_and_is_reported() {
-        let writer = writer(1);
-        for fail_at in 0..count(&writer) {
+        let each = |in_parts| (0..count(&writer(1), in_parts)).map(move |at| (in_parts, at));
+        for (in_parts, fail_at) in each(false).chain(each(true)) {
             let folder = tempfile::tempdir().unwrap();
             let path = folder.path().join("saved");
             let mut steps = Vec::new();
@@ -201,7 +278,7 @@ mod tests {
                 steps.push(step);
                 if steps.len() > fail_at { Err(io::Error::other("no space left")) } else { Ok(()) }
             };
-            let error = save(&writer, &path, 2, &mut || Ok(()), &mut { full }).unwrap_err();
+            let error = save_as(in_parts, &path, 1, &mut { full }).unwrap_err();
             assert!(
                 error.to_string().contains("saved") && error.to_string().contains("no space left"),
                 "{error}"
@@ -230,8 +307,8 @@ mod tests {
             }
             Ok(())
         };
-        if way == "waited" {
-            return save(&writer(2), &path, 2, &mut || Ok(()), &mut crash).unwrap();
+        if way == "waited" || way == "parts" {
+            return save_as(way == "parts", &path, 2, &mut crash).unwrap();
         }
         let mut writer = writer(2);
         if way == "copying" {
@@ -239,7 +316,9 @@ mod tests {
         }
         let write = {
             let path = path.clone();
-            move |writer: &Writer, progress: &mut Progress<'_>| save(writer, &path, 2, progress, &mut crash)
+            move |writer: &Writer, progress: &mut Progress<'_>| {
+                save(writer, &path, 2, None, progress, &mut crash)
+            }
         };
         let turn = Saves::new(&path).turn("save", &mut || Ok(())).unwrap();
         turn.start(path, writer, write).unwrap().wait(Duration::from_secs(60)).unwrap();
@@ -261,12 +340,14 @@ mod tests {
     }
 
     // Equivalent to kill -9, which can do no more than abort.
-    // INV-21, INV-96
+    // INV-21, INV-96, INV-111
     #[test]
     fn a_crash_before_any_step_leaves_the_old_checkpoint_or_also_the_new_one() {
-        let steps = count(&writer(2));
-        let each = |way| (0..=steps).map(move |at| (way, at));
-        for (way, at) in each("waited").chain(each("background")).chain([("copying", 0)]) {
+        let steps = |way| count(&writer(2), way == "parts");
+        let each = |way| (0..=steps(way)).map(move |at| (way, at));
+        let all = each("waited").chain(each("background")).chain(each("parts")).chain([("copying", 0)]);
+        for (way, at) in all {
+            let steps = steps(way);
             let folder = tempfile::tempdir().unwrap();
             let manager = crate::CheckpointManager::new(folder.path()).unwrap();
             let old = manager.save(&writer(1), 2).unwrap();
@@ -299,7 +380,7 @@ mod tests {
         let names = || fs::read_dir(folder.path()).unwrap().count();
         assert!(!ended.status.success() && names() == 1, "{ended:?}");
         let writing = Partial::folder(&folder.path().join("other")).unwrap();
-        save(&writer(1), &path, 2, &mut || Ok(()), &mut |_| Ok(())).unwrap();
+        save(&writer(1), &path, 2, None, &mut || Ok(()), &mut |_| Ok(())).unwrap();
         assert_eq!((names(), value(&path)), (2, 1));
         assert!(writing.path().exists());
     }
@@ -341,6 +422,9 @@ mod tests {
         use Step::*;
         let expected =
             [CreateFolder, WriteShard(0), WriteShard(1), WriteIndex, SyncFolder, Rename, SyncParent];
-        assert_eq!(steps(2), expected);
+        assert_eq!(steps(2, false), expected);
+        let expected =
+            [CreateFolder, WriteParts, WriteShard(0), WriteIndex, CheckParts, SyncFolder, Rename, SyncParent];
+        assert_eq!(steps(1, true), expected);
     }
 }

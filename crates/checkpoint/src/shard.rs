@@ -48,9 +48,20 @@ pub(crate) fn write(
     tensors: Vec<PendingTensor<'_>>,
     progress: &mut Progress<'_>,
 ) -> Result<FileEntry> {
+    let file = File::create_new(path).map_err(Error::io("writing", path))?;
+    write_open(&file, path, name, tensors, progress)
+}
+
+/// Acts like [`write`], for a file that was created at `path` and is still empty.
+pub(crate) fn write_open(
+    file: &File,
+    path: &Path,
+    name: String,
+    tensors: Vec<PendingTensor<'_>>,
+    progress: &mut Progress<'_>,
+) -> Result<FileEntry> {
     let io = |error| Error::io("writing", path)(error);
-    let file = File::create_new(path).map_err(io)?;
-    let synced = SyncedFile { file: &file, unsynced: 0 };
+    let synced = SyncedFile { file, unsynced: 0 };
     let entry = write_to(BufWriter::with_capacity(1 << 18, synced), path, name, tensors, progress)?;
     file.sync_all().map_err(io)?;
     report(progress)?;
@@ -177,6 +188,13 @@ pub(crate) trait Content: Read + Seek + Send + Debug {}
 
 impl<C: Read + Seek + Send + Debug> Content for C {}
 
+/// The block of a file that was read and verified last.
+#[derive(Debug, Default)]
+pub(crate) struct LastBlock {
+    number: Option<u64>,
+    bytes: Vec<u8>,
+}
+
 /// An open safetensors file of a checkpoint.
 #[derive(Debug)]
 pub(crate) struct Shard {
@@ -264,8 +282,14 @@ impl Shard {
     /// Reads a range of bytes, and verifies the checksums of the blocks that contain it. Never allocates more
     /// than the file contains.
     pub(crate) fn read(&self, range: Range<u64>) -> Result<Vec<u8>> {
+        self.read_after(range, &mut LastBlock::default())
+    }
+
+    /// Acts like [`read`](Self::read), after another read of this file that had the same `last`. The block in which
+    /// that one ended is not read again.
+    pub(crate) fn read_after(&self, range: Range<u64>, last: &mut LastBlock) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
-        self.visit(range, &mut |read| bytes.extend_from_slice(read))?;
+        self.visit(range, last, &mut |read| bytes.extend_from_slice(read))?;
         Ok(bytes)
     }
 
@@ -273,12 +297,13 @@ impl Shard {
     pub(crate) fn verify(&self, progress: &mut Progress<'_>) -> Result<()> {
         const STEP: u64 = BLOCKS_PER_REPORT as u64 * BLOCK;
         (0..self.entry.bytes).step_by(STEP as usize).try_for_each(|start| {
-            self.visit(start..self.entry.bytes.min(start + STEP), &mut |_| ())?;
+            let range = start..self.entry.bytes.min(start + STEP);
+            self.visit(range, &mut LastBlock::default(), &mut |_| ())?;
             report(progress)
         })
     }
 
-    fn visit(&self, range: Range<u64>, then: &mut dyn FnMut(&[u8])) -> Result<()> {
+    fn visit(&self, range: Range<u64>, last: &mut LastBlock, then: &mut dyn FnMut(&[u8])) -> Result<()> {
         let damaged =
             |offset: u64, reason: String| Error::Damaged { path: self.path.clone(), offset, reason };
         if range.end > self.entry.bytes {
@@ -288,14 +313,21 @@ impl Shard {
             return Ok(());
         }
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut block = Vec::new();
+        let LastBlock { number: last, bytes: block } = last;
         for number in range.start / BLOCK..range.end.div_ceil(BLOCK) {
             let start = number * BLOCK;
             let end = (start + BLOCK).min(self.entry.bytes);
+            let from = range.start.max(start) - start;
+            let to = range.end.min(end) - start;
+            if *last == Some(number) {
+                then(&block[from as usize..to as usize]);
+                continue;
+            }
+            *last = None;
             block.resize((end - start) as usize, 0);
-            let read = file.seek(SeekFrom::Start(start)).and_then(|_| file.read_exact(&mut block));
+            let read = file.seek(SeekFrom::Start(start)).and_then(|_| file.read_exact(block));
             read.map_err(Error::io("reading", &self.path))?;
-            let found = crc32fast::hash(&block);
+            let found = crc32fast::hash(block);
             let expected = self.entry.crc32.get(number as usize).copied().unwrap_or_default();
             if found != expected {
                 let reason = format!(
@@ -304,8 +336,8 @@ impl Shard {
                 );
                 return Err(damaged(start, reason));
             }
-            let from = range.start.max(start) - start;
-            then(&block[from as usize..(range.end.min(end) - start) as usize]);
+            *last = Some(number);
+            then(&block[from as usize..to as usize]);
         }
         Ok(())
     }

@@ -15,13 +15,17 @@ pub(crate) struct Tensor {
     pub(crate) shape: Vec<usize>,
     /// The number of elements of one row; 1 for a scalar, 0 if there are no rows.
     pub(crate) row: usize,
-    /// The slices in ascending order, without gaps. A scalar is one row.
+    /// The slices in ascending order. A scalar is one row.
     pub(crate) slices: Vec<Slice>,
+    /// 1 if slices are consecutive rows without gaps. Otherwise the number of slices: slice `i` contains the rows `i`,
+    /// `i + step`, `i + 2 * step` and so on.
+    pub(crate) step: usize,
 }
 
-/// The location of a range of rows that are stored in one file.
+/// The location of rows that are stored in one file.
 #[derive(Debug)]
 pub(crate) struct Slice {
+    /// The range from the first row to the last. Other slices may contain some of the rows between them.
     pub(crate) rows: Range<usize>,
     pub(crate) shard: usize,
     /// The byte range of the elements in the file; for strings, the byte range of their concatenated bytes.
@@ -46,6 +50,12 @@ impl Tensor {
             slices.push(found);
         }
         slices.sort_by_key(|slice: &Slice| (slice.rows.start, slice.rows.end));
+        let (total, row) = (shape.first().copied().unwrap_or(1), row_of(shape)?);
+        let step = entry.slices.iter().map(|slice| slice.step).max().unwrap_or(1);
+        if step > 1 {
+            require_interleaved(entry, step, total)?;
+            return Ok(Self { dtype: *dtype, shape: shape.clone(), row, slices, step });
+        }
         let mut end = 0;
         for slice in &slices {
             if slice.rows.start != end {
@@ -58,11 +68,37 @@ impl Tensor {
             }
             end = slice.rows.end;
         }
-        let total = shape.first().copied().unwrap_or(1);
         if end != total {
             return Err(format!("rows {end}..{total} of {} are missing", show(*dtype, shape)));
         }
-        Ok(Self { dtype: *dtype, shape: shape.clone(), row: row_of(shape)?, slices })
+        Ok(Self { dtype: *dtype, shape: shape.clone(), row, slices, step })
+    }
+}
+
+/// Returns whether a slice may contain every nth row. Any bytes of such elements are valid.
+pub(crate) fn can_be_interleaved(dtype: DType) -> bool {
+    !matches!(dtype, DType::Bool | DType::String)
+}
+
+/// Checks that the slices of an entry together contain each of its rows once: slice `i` of `step` slices those from `i`
+/// on, in steps of `step`.
+fn require_interleaved(entry: &Entry, step: usize, total: usize) -> Result<(), String> {
+    let Entry { dtype, shape, slices } = entry;
+    let mut first: Vec<_> = slices.iter().map(|slice| (slice.step, slice.offset.first().copied())).collect();
+    first.sort_unstable();
+    if !first.into_iter().eq((0..step.min(total)).map(|first| (step, Some(first)))) || step > total {
+        let found = slices.len();
+        return Err(format!("{found} slices are not the rows of {} in steps of {step}", show(*dtype, shape)));
+    }
+    let count = |first: usize| (total - first).div_ceil(step);
+    let differs =
+        |slice: &&SliceEntry| slice.shape.first().copied() != slice.offset.first().map(|first| count(*first));
+    match slices.iter().find(differs) {
+        None => Ok(()),
+        Some(SliceEntry { offset, shape: found, .. }) => Err(format!(
+            "the rows of {} in steps of {step} from {offset:?} on don't have the shape {found:?}",
+            show(*dtype, shape)
+        )),
     }
 }
 
@@ -94,7 +130,12 @@ fn locate(
         && slice.offset.iter().skip(1).all(|offset| *offset == 0);
     let start = slice.offset.first().copied().unwrap_or(0);
     let count = slice.shape.first().copied().unwrap_or(1);
-    let end = start.checked_add(count).filter(|end| *end <= shape.first().copied().unwrap_or(1));
+    let span = match count.checked_sub(1) {
+        None => Some(0),
+        Some(steps) => steps.checked_mul(slice.step).and_then(|span| span.checked_add(1)),
+    };
+    let end = span.and_then(|span| start.checked_add(span));
+    let end = end.filter(|end| *end <= shape.first().copied().unwrap_or(1) && slice.step > 0);
     let Some(end) = end.filter(|_| whole_rows) else {
         return Err(format!(
             "{:?} from {:?} on are not rows of {}",
@@ -103,6 +144,9 @@ fn locate(
             show(*dtype, shape)
         ));
     };
+    if slice.step > 1 && !can_be_interleaved(*dtype) {
+        return Err(format!("only rows of numbers are saved in steps, not {}", show(*dtype, shape)));
+    }
     let shard = shards
         .get(slice.file)
         .ok_or_else(|| format!("there is no file {}, of {}", slice.file, shards.len()))?;

@@ -3,6 +3,7 @@
 use crate::error::show;
 use crate::index::{Entry, Index, SliceEntry};
 use crate::live::{Live, LiveTensors, SourceError};
+use crate::parts::OwnRows;
 use crate::plan::{RowRange, Slice, plan};
 use crate::rows::Rows;
 use crate::shard::PendingTensor;
@@ -18,8 +19,12 @@ use std::sync::Arc;
 pub struct Writer {
     tensors: BTreeMap<String, Tensor>,
     metadata: BTreeMap<String, Value>,
+    /// The rows that this process writes to a checkpoint of several processes.
+    pub(crate) own: BTreeMap<String, Vec<OwnRows>>,
     /// Whether the checkpoint is saved before the saved state changes.
     saved_at_once: bool,
+    /// Whether several processes write the checkpoint.
+    pub(crate) in_parts: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -139,8 +144,13 @@ impl Writer {
         all.filter(|(_, rows)| rows.live().is_some())
     }
 
+    /// Returns whether there is a complete tensor of the given name.
+    pub(crate) fn contains(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
     fn insert_rows(&mut self, operation: &'static str, name: String, rows: Rows) -> Result<()> {
-        if self.tensors.contains_key(&name) {
+        if self.contains(&name) || self.own.contains_key(&name) {
             return Err(Error::entry(operation, &name, "a tensor of this name exists already"));
         }
         let (dtype, shape) = (rows.dtype(), rows.dims().to_vec());
@@ -214,8 +224,18 @@ impl Writer {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// Assigns the rows to at most `shards` files. Returns an error if rows are missing, or if `shards` is 0.
+    /// Assigns the rows to at most `shards` files. Returns an error if rows are missing, if `shards` is 0, or if there
+    /// are rows that each process must write itself.
     pub(crate) fn layout(&self, shards: usize) -> Result<Layout<'_>> {
+        if let Some(name) = self.own.keys().next() {
+            let reason = "this process has only some of its rows; save it in parts with the other processes";
+            return Err(Error::entry("save", name, reason));
+        }
+        self.layout_beside_parts(shards)
+    }
+
+    /// Acts like [`layout`](Self::layout), for a checkpoint in which each process writes its own rows.
+    pub(crate) fn layout_beside_parts(&self, shards: usize) -> Result<Layout<'_>> {
         if shards == 0 {
             let reason = "the number of shards is 0, but must be at least 1".into();
             return Err(Error::InvalidArgument { operation: "save", reason });
@@ -277,7 +297,12 @@ impl Tensor {
 
 /// Returns an error if the elements of a tensor have no fixed size, or if the tensor would have more than `isize::MAX`
 /// bytes. In this check, an axis of size 0 counts as 1.
-fn require_fixed_size(operation: &'static str, name: &str, dtype: DType, dims: &[usize]) -> Result<()> {
+pub(crate) fn require_fixed_size(
+    operation: &'static str,
+    name: &str,
+    dtype: DType,
+    dims: &[usize],
+) -> Result<()> {
     let Some(width) = dtype.bytes() else {
         let reason = format!("{} has elements without a fixed size; use insert", show(dtype, dims));
         return Err(Error::entry(operation, name, reason));
@@ -294,7 +319,7 @@ fn require_fixed_size(operation: &'static str, name: &str, dtype: DType, dims: &
 /// The planned contents of a checkpoint's files.
 pub(crate) struct Layout<'a> {
     pub(crate) files: Vec<Vec<PendingTensor<'a>>>,
-    entries: BTreeMap<String, Entry>,
+    pub(crate) entries: BTreeMap<String, Entry>,
     metadata: &'a BTreeMap<String, Value>,
 }
 
@@ -357,11 +382,11 @@ fn store<'a>(
         tensors.push(PendingTensor { key: key.clone(), dtype: safetensors::Dtype::U64, shape, bytes, write });
         key
     });
-    (SliceEntry { file, key, ends, offset, shape }, tensors)
+    (SliceEntry { file, key, ends, offset, shape, step: 1 }, tensors)
 }
 
 /// Makes `key` unique within the file and different from the keys that safetensors reserves, by appending `_`.
-fn unused(mut key: String, keys: &mut BTreeSet<String>) -> String {
+pub(crate) fn unused(mut key: String, keys: &mut BTreeSet<String>) -> String {
     while key == "__metadata__" || !keys.insert(key.clone()) {
         key.push('_');
     }

@@ -64,7 +64,9 @@ pub mod internal {
     pub use crate::failure::failure;
     pub use crate::init::prepare;
     pub use crate::strategy::{CHECK_DRIFT_EVERY, WeakStrategy, check_count, exchange_in_call, resolve};
-    pub use crate::variables::{RowSource, UnchangedNorm, rebuild, request_ids, request_rows, row_of_id};
+    pub use crate::variables::{
+        OwnSlot, RowSource, SavedIds, UnchangedNorm, rebuild, request_ids, request_rows, row_of_id,
+    };
     pub mod warn_single {
         pub use crate::strategy::warn_single::{suppress, warn, warn_without_srun};
     }

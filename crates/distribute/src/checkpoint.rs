@@ -3,8 +3,8 @@
 #[doc(inline)]
 pub use distribute_core::checkpoint::{
     Checkpoint, CheckpointError, CheckpointManager, Checkpointed, Description, HeldTensors, LiveTensors,
-    Metadata, PendingSave, Reader, Restore, RestoreFilter, RestoreReport, SaveHandle, SourceError,
-    Unrestored, Value, Writer,
+    Metadata, PendingSave, Reader, Restore, RestoreFilter, RestoreReport, RowPosition, SaveHandle,
+    SourceError, Unrestored, Value, Writer,
 };
 
 #[cfg(feature = "tensorflow-checkpoints")]

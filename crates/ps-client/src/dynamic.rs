@@ -166,7 +166,7 @@ impl Dynamic {
     }
 
     /// Returns the properties of the table on each server.
-    fn infos(&self, operation: &'static str) -> Result<Vec<TableInfo>> {
+    pub(super) fn infos(&self, operation: &'static str) -> Result<Vec<TableInfo>> {
         let shards = self.tables.shards();
         let requests = shards.iter().map(|shard| ServerRequest {
             server: shard.server,
@@ -187,9 +187,25 @@ impl Dynamic {
         answers.into_iter().enumerate().map(info).collect()
     }
 
-    /// Sets the values of `ids`, and removes all other rows. `used` contains the [uses](DynamicState::used) of each id.
-    /// Slots of existing rows do not change; new rows get initial slots. Logs a warning if a server does not have space
-    /// for all rows.
+    /// Returns `true` if this worker sends the changes of an id's row. In lock step, each id is one of exactly one
+    /// worker.
+    pub fn is_own(&self, id: i64) -> bool {
+        self.tables.channels().sends_changes(self.tables.shards()[self.shard(id)].server)
+    }
+
+    /// Removes the rows of all ids that are [own](Self::is_own) ones, except those of `ids`.
+    ///
+    /// # Errors
+    /// - [`Error::Server`](distribute_base::Error::Server): a server did not answer. Some of the rows may have been
+    ///   removed.
+    pub fn keep_own(&self, operation: &'static str, ids: &[i64]) -> Result<()> {
+        let split = self.partition.split(ids);
+        (0..split.shards()).try_for_each(|shard| self.keep(operation, shard, split.of(shard).to_vec()))
+    }
+
+    /// Sets the values of `ids`. `used` contains the [uses](DynamicState::used) of each id. Slots of existing rows do
+    /// not change; new rows get initial slots. Returns the number of rows for which a server does not have space. These
+    /// are the ones that would be evicted first, of those that are set in one call.
     ///
     /// # Errors
     /// - [`Error::Server`](distribute_base::Error::Server): a server did not answer. Some of the rows may have been
@@ -199,26 +215,39 @@ impl Dynamic {
         operation: &'static str,
         ids: &[i64],
         used: &[u64],
-        values: &HostTensor,
-    ) -> Result<()> {
+        values: impl Fn(&[usize]) -> Result<HostTensor>,
+    ) -> Result<usize> {
         let split = self.partition.split(ids);
         let mut left_out = 0;
         for shard in 0..split.shards() {
-            self.keep(operation, shard, split.of(shard).to_vec())?;
             // The ids that are evicted last come first, so that they are there if not all of them fit.
             let mut positions = split.positions(shard).to_vec();
             positions.sort_unstable_by_key(|at| (Reverse(used[*at]), Reverse(ids[*at])));
             for some in positions.chunks(self.rows_per_request(1)) {
-                let values = values.take_rows(some)?;
+                let values = values(some)?;
                 let (ids, used) = some.iter().map(|at| (ids[*at], used[*at])).unzip();
                 left_out += self.restore(operation, shard, State::IdValues { ids, used, values })?;
             }
         }
-        self.warn_left_out(left_out);
-        Ok(())
+        Ok(left_out)
     }
 
-    /// Sets the slots of `ids`. Ids without a row get one. Logs a warning if a server does not have space for all rows.
+    /// Creates rows for `ids`, with zeros as values, if the number of rows is limited. If there is not enough space,
+    /// the rows that would be evicted first are left out. [`set_values`](Self::set_values) can then be called for some
+    /// of the ids after another.
+    ///
+    /// # Errors
+    /// Returns the errors of [`set_values`](Self::set_values).
+    pub fn reserve(&self, operation: &'static str, ids: &[i64], used: &[u64]) -> Result<()> {
+        if self.options.max_rows.is_none() {
+            return Ok(());
+        }
+        let zeros = |some: &[usize]| Ok(HostTensor::zeros(self.tables.dtype(), self.rows_shape(some.len()))?);
+        self.set_values(operation, ids, used, zeros).map(drop)
+    }
+
+    /// Sets the slots of `ids`. Ids without a row get one. Returns the number of rows for which a server does not have
+    /// space.
     ///
     /// # Errors
     /// - [`Error::Server`](distribute_base::Error::Server): a server did not answer. Some of the slots may have been
@@ -228,7 +257,7 @@ impl Dynamic {
         operation: &'static str,
         ids: &[i64],
         slots: &[(String, HostTensor)],
-    ) -> Result<()> {
+    ) -> Result<usize> {
         let split = self.partition.split(ids);
         let mut left_out = 0;
         for shard in 0..split.shards() {
@@ -239,11 +268,11 @@ impl Dynamic {
                 left_out += self.restore(operation, shard, State::IdSlots { ids, slots })?;
             }
         }
-        self.warn_left_out(left_out);
-        Ok(())
+        Ok(left_out)
     }
 
-    fn warn_left_out(&self, left_out: usize) {
+    /// Logs a warning if rows were not restored because there was no space for them.
+    pub fn warn_left_out(&self, left_out: usize) {
         if left_out > 0 {
             warn_or_stderr(|| {
                 tracing::warn!(
@@ -285,7 +314,7 @@ impl Dynamic {
 
     /// Returns a request to the server of a shard. `rows` is the number of rows that the request sends or reads, from
     /// which its size is estimated.
-    fn request_to(
+    pub(super) fn request_to(
         &self,
         shard: usize,
         rows: usize,
@@ -322,7 +351,12 @@ impl Dynamic {
         format!("ps {}", self.tables.shards()[shard].server)
     }
 
-    fn unexpected(&self, operation: &'static str, shard: usize, found: &Response) -> distribute_base::Error {
+    pub(super) fn unexpected(
+        &self,
+        operation: &'static str,
+        shard: usize,
+        found: &Response,
+    ) -> distribute_base::Error {
         unexpected(operation, self.tables.shards()[shard].server, found)
     }
 

@@ -18,6 +18,7 @@
 //! | `closure`, `closure_sequence` | the changes of closures that may run again, and the numbers of these changes |
 //! | `sharded` | a variable in shards: reads and writes |
 //! | `dynamic` | a variable whose rows have ids |
+//! | `own_ids` | the rows of such a variable that one of several workers saves |
 //! | `variable` | a variable of either kind, and its cache |
 //! | `place` | the location of a new variable |
 //! | `lock_step` | the division of changes among workers in lock step |
@@ -47,6 +48,7 @@ mod layout;
 mod local_cluster;
 mod lock_step;
 mod messages;
+mod own_ids;
 mod place;
 mod prefetch;
 mod prefetched;
@@ -458,6 +460,7 @@ pub mod internal {
     pub use crate::hot_rows::HotTable;
     pub use crate::local_cluster::channel as local_channel;
     pub use crate::lock_step::LockStep;
+    pub use crate::own_ids::OwnIds;
     pub use crate::push::PushRequests;
     pub use crate::row_cache::RowCache;
     pub use crate::session::{RunningStep, Session};

@@ -89,7 +89,7 @@ mod table;
 pub use closures::{ClosureChanges, Origin};
 #[doc(alias = "tfra.dynamic_embedding.Variable")]
 pub use dynamic::DynamicTable;
-pub use dynamic::{DynamicOptions, DynamicState, Eviction, PushResult, WaitingCounts};
+pub use dynamic::{DynamicOptions, DynamicState, Eviction, PushResult, StateColumn, WaitingCounts};
 pub use error::{Error, Result};
 pub use halves::Halves;
 pub use hot_rows::{HotCopies, HotLookup, HotReport, HotRowUsage, HotRows, RowLayout};

@@ -248,16 +248,15 @@ fn of_data(error: &Data) -> ErrorKind {
 fn of_checkpoint(error: &Checkpoint) -> ErrorKind {
     match error {
         Checkpoint::Io { .. } | Checkpoint::Busy { .. } | Checkpoint::Removal { .. } => ErrorKind::Io,
-        Checkpoint::NoCheckpoint { .. } | Checkpoint::Damaged { .. } | Checkpoint::Version { .. } => {
-            ErrorKind::Data
-        }
-        Checkpoint::Index { .. } | Checkpoint::UnknownName { .. } | Checkpoint::Rows { .. } => {
-            ErrorKind::Data
-        }
+        Checkpoint::NoCheckpoint { .. } | Checkpoint::Damaged { .. } => ErrorKind::Data,
+        Checkpoint::Version { .. } | Checkpoint::Index { .. } | Checkpoint::Rows { .. } => ErrorKind::Data,
+        Checkpoint::UnknownName { .. } => ErrorKind::Data,
         Checkpoint::Source { source, .. } | Checkpoint::Interrupted { source } => of_user(&**source),
         Checkpoint::Background { source, .. } | Checkpoint::Earlier { source, .. } => of_checkpoint(source),
         Checkpoint::Unfinished { .. } => ErrorKind::TimedOut,
         Checkpoint::Panicked { .. } => ErrorKind::Panicked,
+        Checkpoint::NotShared { .. } => ErrorKind::Io,
+        Checkpoint::Parts { source, .. } => of_checkpoint(source),
         _ => ErrorKind::Usage,
     }
 }

@@ -141,7 +141,8 @@ fn an_impossible_index_is_refused_with_its_position() {
     let slice = good["entries"]["b"]["slices"][0].clone();
     let other = (0..2).find(|file| *file != file_of("b")).unwrap();
     let cases: Vec<(&str, Value, &str)> = vec![
-        ("/version", json!(2), "format \"distribute.checkpoint\" version 2; this version reads"),
+        ("/version", json!(3), "format \"distribute.checkpoint\" version 3; this version reads"),
+        ("/version", json!(0), "version 0; this version reads \"distribute.checkpoint\" version 1 or 2"),
         ("/format", json!("other"), "format \"other\" version 1"),
         ("/files/0/name", json!("../up"), "file 0: \"../up\" is not the name of a file in this folder"),
         ("/files/0/name", json!("/etc/passwd"), "is not the name of a file"),
@@ -183,6 +184,29 @@ fn an_impossible_index_is_refused_with_its_position() {
     assert!(matches!(read(&path), Err(Error::Index { at, .. }) if at.starts_with("line ")));
     set_index(&path, &good.to_string());
     read(&path).unwrap();
+}
+
+#[test]
+fn impossible_steps_are_refused() {
+    let (_folder, path) = saved_in(1);
+    let good = index(&path);
+    let cases: Vec<(&str, usize, Value, &str)> = vec![
+        ("w", 6, json!(0), "are not rows of float32[6, 2]"),
+        ("w", 6, json!(2), "are not rows of float32[6, 2]"),
+        ("w", 6, json!(usize::MAX), "are not rows of float32[6, 2]"),
+        ("w", 6, json!(-1), "line"),
+        ("b", 1, json!(2), "only rows of numbers"),
+        ("s", 1, json!(2), "only rows of numbers"),
+    ];
+    for (name, rows, step, text) in cases {
+        let mut changed = good.clone();
+        let slice = &mut changed["entries"][name]["slices"][0];
+        slice["shape"][0] = json!(rows);
+        slice["step"] = step;
+        set_index(&path, &changed.to_string());
+        let error = read(&path).unwrap_err().to_string();
+        assert!(error.contains(text), "{name} {rows}: {error} | {text}");
+    }
 }
 
 #[test]

@@ -6,6 +6,10 @@ mod damage;
 mod format;
 mod index;
 #[cfg(unix)]
+mod killed;
+#[cfg(unix)]
 mod manager;
+#[cfg(unix)]
+mod parts;
 mod round_trip;
 mod tensors;

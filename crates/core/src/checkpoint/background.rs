@@ -1,12 +1,13 @@
 //! Saves in the background, on the chief of the workers.
 
-use super::workers::{self, Saved};
+use super::target::{Begun, Target};
+use super::workers::Saved;
 use super::{Checkpoint, CheckpointManager, SAVE};
 use crate::context::require_outside_of_run;
 use crate::strategy::{Report, Strategy};
 use bytes::Bytes;
 use distribute_base::{Error, Result};
-use distribute_checkpoint::{Progress, SaveHandle, Writer};
+use distribute_checkpoint::SaveHandle;
 use distribute_cluster::{Fingerprint, Operation};
 use std::panic::Location;
 use std::path::{Path, PathBuf};
@@ -94,22 +95,6 @@ impl PendingSave {
     }
 }
 
-/// A save that the chief has begun.
-enum Begun {
-    Saving(SaveHandle),
-    /// The checkpoint is already complete.
-    Saved(PathBuf),
-}
-
-impl Begun {
-    fn path(&self) -> &Path {
-        match self {
-            Self::Saving(saving) => saving.path(),
-            Self::Saved(path) => path,
-        }
-    }
-}
-
 impl Checkpoint<'_> {
     /// Begins to save everything as the next checkpoint in the manager's folder, and returns while the chief copies and
     /// writes it. The checkpoint is bit-identical to that of [`save_to`](Self::save_to) at this time. Training may
@@ -152,8 +137,8 @@ impl Checkpoint<'_> {
     /// returns: slots of sharded optimizers, residuals of compressed gradients, running statistics, and values of
     /// parameter servers.
     ///
-    /// A table that workers store together may be larger than the memory of one. With such a table, the checkpoint is
-    /// saved before this returns, as by [`save_to`](Self::save_to).
+    /// Tables that workers store together may be larger than the memory of one, and each worker writes its own rows.
+    /// With such a table, the checkpoint is saved before this returns, as by [`save_to`](Self::save_to).
     ///
     /// # Errors
     /// - [`Error::Checkpoint`]: the same as for [`CheckpointManager::save_async`]. With `CheckpointError::Earlier`, the
@@ -163,20 +148,7 @@ impl Checkpoint<'_> {
     #[doc(alias = "experimental_enable_async_checkpoint")]
     #[track_caller]
     pub fn save_async(&self, manager: &CheckpointManager) -> Result<PendingSave> {
-        let write = |writer: &Writer, progress: &mut Progress<'_>| {
-            // Rows of tables are read during the save, which the other workers have to wait for.
-            Ok(if writer.reads_rows() {
-                Begun::Saved(manager.save_with(writer, 1, progress)?)
-            } else {
-                Begun::Saving(manager.save_async_with(writer.clone(), 1, progress)?)
-            })
-        };
-        let saved = self.save_by(
-            Location::caller(),
-            |progress| Ok(manager.finish_with(progress)?),
-            write,
-            |begun| workers::name(begun.path()),
-        )?;
+        let saved = self.save_by(Location::caller(), Target::InBackground(manager))?;
         let (path, maker) = match saved {
             Saved::Here(Begun::Saving(saving)) => (saving.path().to_path_buf(), Maker::Thread(saving)),
             Saved::Here(Begun::Saved(path)) => (path, Maker::Caller),

@@ -5,6 +5,8 @@
 //! | `read` | checked reads of a component's tensors |
 //! | `background` | saves that no worker waits for |
 //! | `workers` | saving and restoring on several workers: the chief writes, all read, and all get the same result |
+//! | `target` | the destination of a save |
+//! | `parts` | saving on several workers that store tables together: each writes its own rows |
 //! | `strategy_steps` | the step counter of a strategy, as a component |
 //! | `shards` | state that is sharded over the workers, with copies |
 
@@ -14,10 +16,12 @@
 //   `clusters/multi_worker/checkpoint.rs`.
 
 mod background;
+mod parts;
 mod read;
 mod shards;
 mod state;
 mod strategy_steps;
+mod target;
 mod workers;
 
 pub use background::PendingSave;
@@ -31,18 +35,17 @@ pub(crate) use {read::decide, read::read_cast};
 
 use crate::context::current_kind;
 use crate::strategy::Strategy;
-use bytes::Bytes;
 use distribute_base::{ContextKind, Error, Result};
-use distribute_checkpoint::Progress;
 pub use distribute_checkpoint::{
     CheckpointManager, Description, Error as CheckpointError, HeldTensors, LiveTensors, Metadata, Reader,
-    SaveHandle, SourceError, Value, Writer,
+    RowPosition, SaveHandle, SourceError, Value, Writer,
 };
 #[doc(inline)]
 pub use distribute_decisions::{RestoreFilter, RestoreReport, Unrestored};
 use distribute_log::warn_or_stderr;
 use std::panic::Location;
 use std::path::{Path, PathBuf};
+use target::Target;
 use workers::Saved;
 
 /// A component of a checkpoint: [`Variables`](crate::Variables), a [`Variable`](crate::Variable), an
@@ -156,7 +159,9 @@ pub type Restore<'a> = Box<dyn FnOnce() -> Result<()> + 'a>;
 /// # Several workers
 ///
 /// All workers make the same calls. Each worker reads its components, only the chief writes, and all workers
-/// get the chief's result, even if it is an error. If a worker doesn't arrive, the others get an error that
+/// get the chief's result, even if it is an error. The exception are tables that the workers store together: if all
+/// workers can write to the folder, each writes its own rows to a file of the checkpoint; otherwise the chief logs a
+/// warning, and reads and writes all of them. If a worker doesn't arrive, the others get an error that
 /// names it. The others wait while the chief writes, for as long as it makes progress: it may take no longer than the
 /// strategy's timeout for 8 MiB, or for syncing 512 MiB to the disk.
 ///
@@ -221,9 +226,9 @@ impl<'a> Checkpoint<'a> {
         Ok(writer)
     }
 
-    /// Saves everything atomically as a new folder at `path`. With several workers, only the chief writes, to
-    /// its own `path`. A worker that passes a different path logs a warning, because nothing is written
-    /// there.
+    /// Saves everything atomically as a new folder at `path`. With several workers, only the chief writes to its own
+    /// `path`, except for rows of tables that the workers store together. A worker that passes a different path logs a
+    /// warning, because nothing is written there.
     ///
     /// # Errors
     /// - The errors of [`writer`](Checkpoint::writer).
@@ -235,9 +240,7 @@ impl<'a> Checkpoint<'a> {
     #[track_caller]
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
-        let tell = |(): &()| Bytes::from(path.to_string_lossy().into_owned());
-        let write = |writer: &Writer, progress: &mut Progress<'_>| Ok(writer.save_with(path, 1, progress)?);
-        if let Saved::ByChief(there) = self.save_by(Location::caller(), |_| Ok(()), write, tell)?
+        if let Saved::ByChief(there) = self.save_by(Location::caller(), Target::Folder(path))?
             && *there != *path.to_string_lossy().as_bytes()
         {
             warn_or_stderr(|| {
@@ -262,11 +265,8 @@ impl<'a> Checkpoint<'a> {
     #[doc(alias = "tf.train.CheckpointManager.save")]
     #[track_caller]
     pub fn save_to(&self, manager: &CheckpointManager) -> Result<PathBuf> {
-        let write =
-            |writer: &Writer, progress: &mut Progress<'_>| Ok(manager.save_with(writer, 1, progress)?);
-        let wait = |progress: &mut Progress<'_>| Ok(manager.finish_with(progress)?);
-        Ok(match self.save_by(Location::caller(), wait, write, |path| workers::name(path))? {
-            Saved::Here(path) => path,
+        Ok(match self.save_by(Location::caller(), Target::Next(manager))? {
+            Saved::Here(begun) => begun.path().to_path_buf(),
             Saved::ByChief(name) => manager.folder().join(&*String::from_utf8_lossy(&name)),
         })
     }

@@ -53,7 +53,8 @@ pub fn read_as(reader: &Reader, name: &str, dtype: DType, shape: &[usize]) -> Re
 /// is not the given one.
 pub fn verify_as(reader: &Reader, name: &str, dtype: DType, shape: &[usize]) -> Result<()> {
     require_as(reader, name, dtype, shape)?;
-    reader.row_ranges(name)?.try_for_each(|rows| Ok(reader.rows(name, rows).map(drop)?))
+    let scan = reader.scan(name);
+    reader.row_ranges(name)?.try_for_each(|rows| Ok(scan.rows(rows).map(drop)?))
 }
 
 /// Reads a range of a tensor's elements. Returns an error if the tensor's dtype or shape is not the given one. Only the

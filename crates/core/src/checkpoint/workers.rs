@@ -2,23 +2,25 @@
 //! same result.
 
 // - **INV-107** The loss of another worker ends the chief's wait for an earlier save, but not the save that it has
-//   begun to write. Tests: `clusters/multi_worker/checkpoint/lost.rs`.
+//   begun to write, once it needs nothing more from others. Tests: `clusters/multi_worker/checkpoint/lost.rs`,
+//   `clusters/multi_worker/checkpoint/parts.rs`.
 
+use super::parts::SaveInParts;
+use super::target::{Begun, Target};
 use super::{Checkpoint, CheckpointManager, RESTORE, Reader, Restore, SAVE, Writer};
 use crate::context::get_strategy;
 use crate::strategy::{Report, Strategy};
 use bytes::Bytes;
 use distribute_base::{Error, Result};
-use distribute_checkpoint::Progress;
 use distribute_cluster::{Fingerprint, Operation};
 use std::borrow::Borrow;
 use std::panic::Location;
 use std::path::Path;
 
 /// The outcome of a save on one worker.
-pub(super) enum Saved<T> {
-    /// This worker wrote the checkpoint. The variant contains the result of the write.
-    Here(T),
+pub(super) enum Saved {
+    /// This worker writes the checkpoint.
+    Here(Begun),
     /// The chief wrote the checkpoint. The variant contains the description that the chief sent.
     ByChief(Bytes),
 }
@@ -27,44 +29,52 @@ pub(super) enum Saved<T> {
 type Open<'m> = Box<dyn FnOnce() -> Result<Reader> + 'm>;
 
 impl<'a> Checkpoint<'a> {
-    /// Collects the state of the components on all workers, and writes it on the chief. `wait` first waits for earlier
-    /// saves. `describe` returns what the chief sends to the other workers about its result.
+    /// Collects the state of the components on all workers, waits for earlier saves, and writes it on the chief. If the
+    /// workers store state together and share the folder of the target, each writes its own rows.
     ///
-    /// The loss of another worker ends the wait. It ends the write only if the write reads rows of tables.
-    pub(super) fn save_by<T>(
-        &self,
-        at: &'static Location<'static>,
-        wait: impl FnOnce(&mut Progress<'_>) -> Result<()>,
-        write: impl FnOnce(&Writer, &mut Progress<'_>) -> Result<T>,
-        describe: impl FnOnce(&T) -> Bytes,
-    ) -> Result<Saved<T>> {
+    /// The loss of another worker ends the wait. It ends the write only if the write still needs rows of tables, or the
+    /// part of a worker.
+    pub(super) fn save_by(&self, at: &'static Location<'static>, target: Target<'_>) -> Result<Saved> {
         self.require(SAVE)?;
         self.require_chief()?;
         let strategy = self.joint_strategy(SAVE)?;
         strategy.require_caught_up(SAVE)?;
         let call = || self.call(Operation::Save, at);
         // Nothing is written if a worker cannot read its components.
-        let writer = self.collect(Writer::new().saved_at_once());
-        let (writer, _) = strategy.exchange_results(SAVE, call, writer, |_| Bytes::new())?;
+        let collect = |writer: Writer| {
+            let has_own = |writer: &Writer| Bytes::from(vec![0; usize::from(writer.has_own_rows())]);
+            strategy.exchange_results(SAVE, call, self.collect(writer), has_own)
+        };
+        let in_parts = strategy.shares_tables() && strategy.world().is_multi_worker();
+        let first = Writer::new().saved_at_once();
+        let (mut writer, own) = collect(if in_parts { first.in_parts() } else { first })?;
         let written = || call().part("written by the chief");
+        if own.iter().any(|own| !own.is_empty()) {
+            let save = SaveInParts { strategy: &strategy, target, call: &call, written: &written };
+            match save.save(&writer)? {
+                Ok(saved) => return Ok(saved),
+                Err(reason) => save.warn(&reason),
+            }
+            writer = collect(Writer::new().saved_at_once())?.0;
+        }
         let save = |mut report: Report<'_>| {
             // Recovery does not wait for an earlier save and then for this one.
-            wait(&mut || Ok(report.send()?))?;
+            target.wait(&mut || Ok(report.send()?))?;
             if writer.reads_rows() {
-                return write(&writer, &mut || Ok(report.send()?));
+                return target.write(&writer, None, &mut || Ok(report.send()?));
             }
             // The chief has all that it saves, so the loss of another worker loses no checkpoint.
             let mut lost = None;
-            let saved = write(&writer, &mut || {
+            let begun = target.write(&writer, None, &mut || {
                 if lost.is_none() {
                     lost = report.send().err();
                 }
                 Ok(())
             })?;
-            lost.map_or(Ok(saved), Err)
+            lost.map_or(Ok(begun), Err)
         };
-        let (saved, told) = strategy.on_chief(SAVE, written, save, describe)?;
-        Ok(saved.map_or(Saved::ByChief(told), Saved::Here))
+        let (begun, told) = strategy.on_chief(SAVE, written, save, |begun| target.describe(begun))?;
+        Ok(begun.map_or(Saved::ByChief(told), Saved::Here))
     }
 
     /// Reads the checkpoint on all workers, and applies it if all workers can read it and have the same

@@ -182,21 +182,106 @@ impl Strategy {
             return Ok((Some(mine), first(all)));
         }
         if self.world().is_chief() {
-            let mine = act(Report { awaited: Some(Awaited { strategy: self, operation, call: &call }) });
+            let mine = act(self.report(operation, &call));
             let (mine, all) = self.exchange_results(operation, call, mine, record)?;
             return Ok((Some(mine), first(all)));
         }
+        Ok((None, self.await_chief(operation, call)?))
+    }
+}
+
+impl Strategy {
+    /// Returns a report for work that this worker does alone while the others [wait](Self::await_chief) in `call`.
+    pub(crate) fn report<'s>(
+        &'s self,
+        operation: &'static str,
+        call: &'s dyn Fn() -> Fingerprint,
+    ) -> Report<'s> {
+        Report { awaited: Some(Awaited { strategy: self, operation, call }) }
+    }
+
+    /// Waits until the chief has finished its work, as long as it sends its [`Report`] often enough. Returns the
+    /// chief's record; an empty one if this worker makes no calls with others.
+    ///
+    /// # Errors
+    /// Returns the errors of [`exchange_results`](Self::exchange_results).
+    pub(crate) fn await_chief(
+        &self,
+        operation: &'static str,
+        call: impl Fn() -> Fingerprint,
+    ) -> Result<Bytes> {
+        let done = || Ok(((), Bytes::new()));
+        let ((), all) = self.until_all_done(operation, &call, done, &mut || ())?;
+        Ok(all.into_iter().next().unwrap_or_default())
+    }
+
+    /// Calls `act` on each worker, for a part of work that all do at the same time. Sends the record of each result to
+    /// all workers, and returns the value of this worker and the records in the order of ranks.
+    ///
+    /// `act` must call its argument more often than once per timeout. The workers wait for each other in these calls.
+    /// `count` is called after each of them, also while this worker only waits for others.
+    ///
+    /// # Errors
+    /// Returns the errors of [`exchange_results`](Self::exchange_results). If one worker fails, the others get its
+    /// error in their next call of the argument, and `act` must then return.
+    pub(crate) fn on_all<T>(
+        &self,
+        operation: &'static str,
+        call: impl Fn() -> Fingerprint,
+        act: impl FnOnce(&mut dyn FnMut() -> Result<()>) -> Result<T>,
+        record: impl FnOnce(&T) -> Bytes,
+        count: &mut dyn FnMut(),
+    ) -> Result<(T, Vec<Bytes>)> {
+        let mut ended = None;
+        let mine = act(&mut || {
+            count();
+            self.report(operation, &call).send().map_err(|error| {
+                let text = error.to_string();
+                ended = Some(error);
+                Error::other(text)
+            })
+        });
+        // All workers have this error already.
+        if let Some(error) = ended {
+            return Err(error);
+        }
+        let done = || {
+            mine.map(|mine| {
+                let record = record(&mine);
+                (mine, record)
+            })
+        };
+        self.until_all_done(operation, &call, done, count)
+    }
+
+    /// Exchanges the result of this worker with the others until none of them is still working. Calls `count` after
+    /// each exchange.
+    fn until_all_done<T>(
+        &self,
+        operation: &'static str,
+        call: &dyn Fn() -> Fingerprint,
+        mine: impl FnOnce() -> Result<(T, Bytes)>,
+        count: &mut dyn FnMut(),
+    ) -> Result<(T, Vec<Bytes>)> {
+        let mine = mine();
+        let outcome = Outcome::of(&mine, |(_, record)| record.clone());
+        let me = self.world().worker();
         loop {
-            let waiting = Outcome::Done(Bytes::new()).encode();
-            let all = self.worker_call(operation, &call, |mut calling| calling.all_gather_bytes(waiting))?;
-            let Some(all) = all else { return Ok((None, Bytes::new())) };
-            let all: Vec<_> = all.into_iter().map(Outcome::decode).collect();
+            let encoded = outcome.encode();
+            let all = self.worker_call(operation, call, |mut calling| calling.all_gather_bytes(encoded));
+            let all: Vec<_> = match all {
+                Ok(Some(all)) => all.into_iter().map(Outcome::decode).collect(),
+                // This worker's error is the cause, even if the others make other calls.
+                failed => return mine.and_then(|(mine, _)| failed.map(|_| (mine, Vec::new()))),
+            };
+            count();
             let is_working = all.contains(&Outcome::Working);
-            let merged = merge_outcomes(Ok(()), all, self.world().worker());
-            let ((), all) = merged.map_err(|error| self.with_process(error))?;
-            if !is_working {
-                return Ok((None, first(all)));
+            if mine.is_ok() && is_working {
+                merge_outcomes(Ok(()), all, me).map_err(|error| self.with_process(error))?;
+                continue;
             }
+            let merged = merge_outcomes(mine.map(|(mine, _)| mine), all, me);
+            return merged.map_err(|error| self.with_process(error));
         }
     }
 }

@@ -1,25 +1,54 @@
 //! Dynamic embeddings: variables on parameter servers whose rows are identified by 64-bit ids.
 
 use super::variable::Variable;
-use crate::checkpoint::{Reader, Restore, Writer, require_names};
+use crate::checkpoint::{Reader, Restore, Writer, require_names, verify_as};
 use distribute_base::{Error, Result};
+use distribute_cluster::World;
 use distribute_ps_client::internal::Dynamic;
 use distribute_ps_tables::{DynamicOptions, DynamicState};
 use distribute_tensor::{DType, HostTensor};
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
 
-/// The ids that a checkpoint contains, and one row of values for each.
-pub struct SavedRows {
-    pub ids: Vec<i64>,
-    pub values: HostTensor,
+/// The ids that a checkpoint contains, and the names of tensors with a row for each of them. All are read by ranges of
+/// rows, of which each worker keeps its own.
+pub struct SavedIds {
+    from: Reader,
+    /// The name of the ids.
+    ids: String,
+    names: Vec<String>,
+}
+
+impl SavedIds {
+    /// Returns the ranges of rows in which the tensor with the largest rows is read. All workers have the same ranges,
+    /// and each begins with others, so that they do not write one after another. After a save of this number of
+    /// workers, a worker begins with its own rows.
+    fn ranges(&self, world: &World) -> Result<Vec<Range<usize>>> {
+        let elements = |name: &&String| {
+            self.from.describe(name).map_or(0, |found| found.shape.iter().product::<usize>())
+        };
+        let largest = self.names.iter().max_by_key(elements).unwrap_or(&self.ids);
+        let mut ranges: Vec<_> = self.from.row_ranges(largest)?.collect();
+        let count = ranges.len();
+        ranges.rotate_left((count.saturating_mul(world.worker()) / world.workers().max(1)).min(count));
+        Ok(ranges)
+    }
+
+    /// Reads the ids of a range of rows. Returns those whose rows this worker sends, and their positions in the range.
+    fn own(&self, of: &Dynamic, rows: Range<usize>) -> Result<(Vec<i64>, Vec<usize>)> {
+        let all = self.from.rows(&self.ids, rows)?.into_vec::<i64>()?;
+        let own = all.iter().enumerate().filter(|(_, id)| of.is_own(**id));
+        Ok(own.map(|(at, id)| (*id, at)).unzip())
+    }
 }
 
 /// Returns the name under which a checkpoint stores the ids for the values or slots named `name`.
-fn ids_name(name: &str) -> String {
+pub(super) fn ids_name(name: &str) -> String {
     format!("{name}/ids")
 }
 
 /// Returns the name under which a checkpoint stores the step in which gradients for each id were last pushed.
-fn uses_name(name: &str) -> String {
+pub(super) fn uses_name(name: &str) -> String {
     format!("{name}/last_used")
 }
 
@@ -71,52 +100,93 @@ impl Variable {
         Ok(())
     }
 
-    /// Returns a closure that replaces the variable's rows with those of a checkpoint.
+    /// Returns a closure that replaces the variable's rows with those of a checkpoint. First reads these once, to
+    /// verify them.
     pub(super) fn restore_ids<'a>(self, prefix: &str, from: &Reader) -> Result<Restore<'a>> {
         const OPERATION: &str = "Checkpoint::restore";
-        require_names(from, &[uses_name(prefix)])?;
-        let row = self.require_ids(OPERATION)?.tables().dims().get(1..).unwrap_or_default();
-        let SavedRows { ids, values } = self.saved_rows(prefix, prefix, row, from)?;
-        let used = from.tensor(&uses_name(prefix))?.into_vec::<u64>()?;
-        if used.len() != ids.len() {
-            return Err(does_not_fit(
-                from,
-                prefix,
-                &format!("has {} ids, but {} times of use", ids.len(), used.len()),
-            ));
-        }
+        let row = self.require_ids(OPERATION)?.tables().dims().get(1..).unwrap_or_default().to_vec();
+        let saved = self.saved_ids(prefix, vec![(prefix.to_owned(), row)], from)?;
+        let (uses, name) = (uses_name(prefix), prefix.to_owned());
+        let count = from.describe(&saved.ids)?.shape;
+        require_names(from, std::slice::from_ref(&uses))?;
+        verify_as(from, &uses, DType::U64, &count)?;
         Ok(Box::new(move || {
-            let write = || self.require_ids(OPERATION)?.set_values(OPERATION, &ids, &used, &values);
-            self.restoring(|| self.writing(write))
+            self.restoring(|| self.writing(|| self.write_ids(OPERATION, &saved, &uses, &name)))
         }))
     }
 
-    /// Reads rows of this variable from a checkpoint. `name` is the name of their values or slots, and `row` is the
-    /// shape of a row. The ids are read from the entry that belongs to the values named `values_name`.
+    fn write_ids(&self, operation: &'static str, saved: &SavedIds, uses: &str, name: &str) -> Result<()> {
+        let (to, from) = (self.require_ids(operation)?, &saved.from);
+        let used = |rows: Range<usize>, positions: &[usize]| {
+            let all = from.rows(uses, rows)?.into_vec::<u64>()?;
+            Ok::<_, Error>(positions.iter().map(|at| all[*at]).collect::<Vec<_>>())
+        };
+        let all = RefCell::new((Vec::new(), Vec::new()));
+        let read = self.write_ranges(from.row_ranges(&saved.ids)?, |rows| {
+            let (mut ids, positions) = saved.own(to, rows.clone())?;
+            let (all_ids, all_used) = &mut *all.borrow_mut();
+            all_ids.append(&mut ids);
+            all_used.append(&mut used(rows, &positions)?);
+            Ok(())
+        });
+        let (ids, all_used) = all.into_inner();
+        let prepared = read.and_then(|()| {
+            to.keep_own(operation, &ids)?;
+            to.reserve(operation, &ids, &all_used)
+        });
+        drop((ids, all_used));
+        // The workers agree again below, so none of them may have ended here alone.
+        self.agree("the ids of a restored value", prepared)?;
+        let left_out = Cell::new(0);
+        self.write_ranges(saved.ranges(&self.strategy().world())?.into_iter(), |rows| {
+            let (ids, positions) = saved.own(to, rows.clone())?;
+            let values = from.rows(name, rows.clone())?;
+            let some = |some: &[usize]| {
+                Ok(values.take_rows(&some.iter().map(|at| positions[*at]).collect::<Vec<_>>())?)
+            };
+            let left = to.set_values(operation, &ids, &used(rows, &positions)?, some)?;
+            left_out.set(left_out.get() + left);
+            Ok(())
+        })?;
+        to.warn_left_out(left_out.get());
+        Ok(())
+    }
+
+    /// Finds tensors with a row for each id in a checkpoint, and reads them once, to verify them. `rows` contains the
+    /// name and the shape of a row of each. The ids are in the entry that belongs to the values named `values_name`.
+    ///
+    /// # Errors
+    /// - [`Error::Checkpoint`]: an entry is missing or damaged.
+    /// - [`Error::InvalidArgument`]: the dtype or shape of an entry differs.
     #[doc(hidden)]
-    pub fn saved_rows(
+    pub fn saved_ids(
         &self,
-        name: &str,
         values_name: &str,
-        row: &[usize],
+        rows: Vec<(String, Vec<usize>)>,
         from: &Reader,
-    ) -> Result<SavedRows> {
+    ) -> Result<SavedIds> {
         let ids = ids_name(values_name);
-        require_names(from, &[ids.clone(), name.to_owned()])?;
-        if from.describe(&ids)?.dtype != DType::I64 {
-            return Err(does_not_fit(from, &ids, "is not int64"));
+        let names: Vec<String> = rows.iter().map(|(name, _)| name.clone()).collect();
+        require_names(from, &[std::slice::from_ref(&ids), &names].concat())?;
+        let found = from.describe(&ids)?;
+        if found.dtype != DType::I64 || found.shape.len() != 1 {
+            return Err(does_not_fit(from, &ids, "is not a vector of int64"));
         }
-        let (ids, values) = (from.tensor(&ids)?.into_vec::<i64>()?, from.tensor(name)?);
-        let dims: Vec<usize> = std::iter::once(&ids.len()).chain(row).copied().collect();
-        if values.dims() != dims || values.dtype() != self.dtype() {
-            let (found, dtype) = (values.describe(), self.dtype());
-            return Err(does_not_fit(
-                from,
-                name,
-                &format!("is {found}, but here it is {dtype}{dims:?}, a row for each id"),
-            ));
+        verify_as(from, &ids, DType::I64, &found.shape)?;
+        for (name, row) in &rows {
+            let dims = [&*found.shape, row].concat();
+            let saved = from.describe(name)?;
+            if saved.shape != dims || saved.dtype != self.dtype() {
+                let (found, dtype) = (format!("{}{:?}", saved.dtype, saved.shape), self.dtype());
+                return Err(does_not_fit(
+                    from,
+                    name,
+                    &format!("is {found}, but here it is {dtype}{dims:?}, a row for each id"),
+                ));
+            }
+            verify_as(from, name, self.dtype(), &dims)?;
         }
-        Ok(SavedRows { ids, values })
+        Ok(SavedIds { from: from.clone(), ids, names })
     }
 
     /// Adds the slots of all rows to a checkpoint, under the names that `name` returns. Also adds the ids, under the
@@ -133,15 +203,27 @@ impl Variable {
         slots.into_iter().try_for_each(|(slot, value)| Ok(writer.insert(name(&slot), value)?))
     }
 
-    /// Sets the slots of the rows that have the given ids.
+    /// Sets the slots `names` of all rows to the tensors in `saved`, which are in the same order.
     #[doc(hidden)]
-    pub fn set_slots_of_ids(
+    pub fn restore_slots_of_ids(
         &self,
         operation: &'static str,
-        ids: &[i64],
-        slots: &[(String, HostTensor)],
+        names: &[String],
+        saved: &SavedIds,
     ) -> Result<()> {
-        self.require_ids(operation)?.set_slots(operation, ids, slots)
+        let (to, left_out) = (self.require_ids(operation)?, Cell::new(0));
+        self.write_ranges(saved.ranges(&self.strategy().world())?.into_iter(), |rows| {
+            let (ids, positions) = saved.own(to, rows.clone())?;
+            let slot = |(name, saved_name): (&String, &String)| {
+                let slot = saved.from.rows(saved_name, rows.clone())?;
+                Ok((name.clone(), slot.take_rows(&positions)?))
+            };
+            let slots = names.iter().zip(&saved.names).map(slot).collect::<Result<Vec<_>>>()?;
+            left_out.set(left_out.get() + to.set_slots(operation, &ids, &slots)?);
+            Ok(())
+        })?;
+        to.warn_left_out(left_out.get());
+        Ok(())
     }
 }
 

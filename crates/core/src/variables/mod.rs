@@ -15,6 +15,7 @@
 //! | `rows`, `cache` | on parameter servers: tables that are looked up by row; a scope that reads each variable once |
 //! | `dynamic` | variables whose rows are ids |
 //! | `apart` | optimizers that are within their local steps |
+//! | `own_rows` | the rows that this worker writes to a checkpoint itself |
 //! | `abandoned` | variables that differ because an optimizer was dropped within its local steps |
 //! | `checksum`, `drift` | checksums of variables; comparing them between workers in each step |
 //! | `live` | candle variables whose values a checkpoint copies while the program continues |
@@ -33,6 +34,7 @@ mod error;
 mod live;
 pub mod lookup;
 mod model;
+mod own_rows;
 mod read;
 mod reduced;
 mod registry;
@@ -47,9 +49,11 @@ pub(crate) use cache::ReadCache;
 pub use create::VariableBuilder;
 pub use distribute_ps_client::internal::row_of_id;
 pub(crate) use drift::Digest;
+pub use dynamic::SavedIds;
 pub use model::UnchangedNorm;
 pub use model::Variables;
 pub use model::rebuild;
+pub use own_rows::OwnSlot;
 pub use rows::RowSource;
 pub use rows::request_ids;
 pub use rows::request_rows;

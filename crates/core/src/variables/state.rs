@@ -21,6 +21,9 @@ use std::sync::Arc;
 /// SUM, it is divided equally.
 impl Checkpointed for Variable {
     fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
+        if writer.is_in_parts() && self.has_own_rows() {
+            return self.save_own_rows(prefix, writer);
+        }
         if !self.is_saved_here() {
             return Ok(());
         }
@@ -120,16 +123,20 @@ impl Variable {
         Ok(Box::new(move || {
             let write = || {
                 let Some(tables) = self.saved_by_range() else { return Ok(()) };
+                let scan = from.scan(name.as_str());
                 self.write_ranges(from.row_ranges(&name)?, |rows| {
-                    tables.write_range(OPERATION, rows.start, &from.rows(&name, rows)?)
+                    if tables.sends_some(&rows) {
+                        tables.write_range(OPERATION, rows.start, &scan.rows(rows)?)?;
+                    }
+                    Ok(())
                 })
             };
             self.restoring(|| self.writing(write))
         }))
     }
 
-    /// Calls `write` for the ranges of rows of which this worker sends a part. The workers exchange their results after
-    /// every 16 ranges, so that none waits for the others beyond the timeout.
+    /// Calls `write` for ranges of rows. The workers exchange their results after every 16 ranges, so that none waits
+    /// for the others beyond the timeout. All workers must therefore pass the same ranges.
     ///
     /// # Errors
     /// Returns the error of `write` on this worker, or on another worker if the results have been exchanged since. Some
@@ -141,10 +148,9 @@ impl Variable {
         write: impl Fn(Range<usize>) -> Result<()>,
     ) -> Result<()> {
         const AGREE_EVERY: usize = 16;
-        let Some(tables) = self.saved_by_range() else { return Ok(()) };
         let mut written = Ok(());
         for (number, rows) in (1..).zip(ranges) {
-            if written.is_ok() && tables.sends_some(&rows) {
+            if written.is_ok() {
                 written = write(rows);
             }
             if number % AGREE_EVERY == 0 {

@@ -17,3 +17,4 @@ mod recovery;
 mod remote;
 #[path = "../support/mod.rs"]
 mod support;
+mod table_memory;

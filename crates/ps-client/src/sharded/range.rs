@@ -4,7 +4,7 @@
 use super::super::channels::{ServerRequest, unexpected};
 use super::{REQUEST_BYTES, Sharded, as_ids};
 use distribute_base::{Error, Result};
-use distribute_ps_tables::{Request, Response, State};
+use distribute_ps_tables::{PartitionStrategy, Request, Response, State};
 use distribute_tensor::{HostTensor, Write};
 use std::ops::Range;
 
@@ -112,6 +112,56 @@ impl Sharded {
             of_columns.iter_mut().zip(part).for_each(|(column, tensor)| column.push(tensor));
         }
         of_columns.into_iter().map(|column| super::joined(column, || self.no_rows())).collect()
+    }
+
+    /// Returns the indices of the shards whose changes this worker sends. In lock step, each shard is one of exactly
+    /// one worker.
+    pub fn own_shards(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.shards.len()).filter(|number| self.channels.sends_changes(self.shards[*number].server))
+    }
+
+    /// Returns the first row of the variable on a shard, and the distance between two of its rows.
+    pub fn rows_of(&self, shard: usize) -> (usize, usize) {
+        let step = match self.partition.strategy() {
+            PartitionStrategy::Mod => self.partition.shards(),
+            PartitionStrategy::Div => 1,
+        };
+        (self.row(shard, 0), step)
+    }
+
+    /// Reads a range of the rows of a shard: the slots `slot`, or the values.
+    ///
+    /// # Errors
+    /// Returns the errors of [`read_slots`](Self::read_slots).
+    pub fn read_shard(
+        &self,
+        operation: &'static str,
+        number: usize,
+        rows: Range<usize>,
+        slot: Option<&str>,
+    ) -> Result<HostTensor> {
+        let shard = &self.shards[number];
+        let part = |rows: Range<usize>| {
+            let bytes = self.bytes(rows.len());
+            let request = Request::StateRows { table: shard.table.clone(), rows };
+            let ask = ServerRequest { server: shard.server, request, bytes };
+            match self.channels.ask(operation, vec![ask])?.pop() {
+                Some(Response::State(State::Rows { values, slots, .. })) => match slot {
+                    None => Ok(values),
+                    Some(name) => {
+                        let slot = slots.into_iter().find(|(found, _)| found == name);
+                        slot.map(|(_, slot)| slot).ok_or_else(|| self.no_slot(operation, name))
+                    }
+                },
+                other => Err(unexpected(operation, shard.server, &other.unwrap_or(Response::Done))),
+            }
+        };
+        super::joined(self.parts(rows).map(part).collect::<Result<_>>()?, || self.no_rows())
+    }
+
+    fn no_slot(&self, operation: &'static str, name: &str) -> Error {
+        let reason = format!("a server of variable {} has no slot {name}", self.name);
+        Error::invalid(operation, reason)
     }
 
     /// Writes `values` to the rows of the variable from `first` on. In lock step, this worker sends only the rows on

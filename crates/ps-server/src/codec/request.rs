@@ -6,7 +6,7 @@ use distribute_cluster::bounded::Budget;
 use distribute_optim::{RuleSpec, Step, StochasticRounding};
 use distribute_ps_tables::{
     Contents, DynamicOptions, DynamicState, Initializer, LogPosition, Origin, Push, Request, RowPartition,
-    State, TableSpec, Version,
+    State, StateColumn, TableSpec, Version,
 };
 use distribute_tensor::{HostTensor, Wire, Write};
 use serde::{Deserialize, Serialize};
@@ -105,6 +105,11 @@ pub(super) enum RequestHead {
         contents: ContentsHead,
         rule: Option<RuleSpec>,
         rounding: StochasticRounding,
+    },
+    StateColumn {
+        table: String,
+        part: usize,
+        column: StateColumn,
     },
 }
 
@@ -217,6 +222,7 @@ impl RequestHead {
             }
             Request::StateRows { table, rows } => Self::StateRows { table, start: rows.start, end: rows.end },
             Request::StatePart { table, part } => Self::StatePart { table, part },
+            Request::StateColumn { table, part, column } => Self::StateColumn { table, part, column },
             Request::Restore { table, state } => Self::Restore { table, state: StateHead::of(state, body)? },
             Request::Evict { table, now } => Self::Evict { table, now },
             Request::Keep { table, between: (first, last), ids } => {
@@ -268,6 +274,7 @@ impl RequestHead {
             }
             Self::StateRows { table, start, end } => Request::StateRows { table, rows: start..end },
             Self::StatePart { table, part } => Request::StatePart { table, part },
+            Self::StateColumn { table, part, column } => Request::StateColumn { table, part, column },
             Self::Restore { table, state } => Request::Restore { table, state: state.take(body)? },
             Self::Evict { table, now } => Request::Evict { table, now },
             Self::Keep { table, first, last, ids } => {

@@ -6,7 +6,7 @@ use distribute_optim::{Adagrad, Adam, RuleSpec, Step, StochasticRounding};
 use distribute_ps_tables::{
     ChangedRows, Contents, Copies, DynamicOptions, DynamicState, Initializer, LogPosition, Origin,
     PartitionStrategy, Push, PushResult, Refusal, RefusalKind, Request, Response, RowPartition, RowReads,
-    State, TableInfo, TableKind, TableSpec, Usage, Version, VersionedValue,
+    State, StateColumn, TableInfo, TableKind, TableSpec, Usage, Version, VersionedValue,
 };
 use distribute_tensor::random::Distribution;
 use distribute_tensor::{DType, HostTensor, Wire, Write};
@@ -78,6 +78,9 @@ fn requests() -> Vec<Request> {
         Request::Changed { table: table(), since: Some(LogPosition { history: u64::MAX, next: 9 }) },
         Request::StateRows { table: table(), rows: 3..9 },
         Request::StatePart { table: table(), part: 63 },
+        Request::StateColumn { table: table(), part: 0, column: StateColumn::Uses },
+        Request::StateColumn { table: table(), part: 1, column: StateColumn::Values },
+        Request::StateColumn { table: table(), part: 2, column: StateColumn::Slot("m".to_owned()) },
         Request::Evict { table: table(), now: 5 },
         Request::Keep { table: table(), between: (i64::MIN, -1), ids: vec![-5, -7] },
     ];

@@ -9,7 +9,8 @@ use distribute_net::{Certificates, Identity, Message, SharedMemory};
 use distribute_optim::{Adam, RuleSpec, Sgd, Step};
 use distribute_ps_server::{Connection, ParameterServer, SERVICE};
 use distribute_ps_tables::{
-    Channel, ChannelError, LocalChannel, Push, RefusalKind, Request, Response, TableSpec, Tables, Version,
+    Channel, ChannelError, LocalChannel, Push, RefusalKind, Request, Response, StateColumn, TableSpec,
+    Tables, Version,
 };
 use distribute_rpc::{Call, ClientBuilder, Reply, Server, Service};
 use distribute_tensor::{HostTensor, Wire, Write};
@@ -43,6 +44,9 @@ fn requests() -> Vec<Request> {
         Request::SetRule { table: w(), rule: RuleSpec::Sgd(Sgd) },
         Request::StateRows { table: w(), rows: 5..7 },
         Request::StatePart { table: ids(), part: 7 },
+        Request::StateColumn { table: ids(), part: 7, column: StateColumn::Uses },
+        Request::StateColumn { table: ids(), part: 7, column: StateColumn::Values },
+        Request::StateColumn { table: ids(), part: 7, column: StateColumn::Slot("nothing".to_owned()) },
         Request::Evict { table: ids(), now: 1 },
         Request::List,
         Request::Batch(vec![

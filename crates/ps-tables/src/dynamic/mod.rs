@@ -18,7 +18,7 @@ mod uses;
 mod waiting;
 
 pub(crate) use arena::CHUNK;
-pub use state::{DynamicState, WaitingCounts};
+pub use state::{DynamicState, StateColumn, WaitingCounts};
 pub use update::PushResult;
 
 use crate::partition::Split;

@@ -12,6 +12,7 @@ use distribute_tensor::Element;
 use distribute_tensor::kernel::RowMerge;
 use distribute_tensor::random::RandomElement;
 use hashbrown::HashTable;
+use std::ops::Range;
 
 /// The element type of a dynamic table.
 pub(super) trait Number: Float + Element + RandomElement + Into<f64> {}
@@ -110,17 +111,17 @@ impl<T: Number> Segment<T> {
         }
     }
 
-    /// Returns the values of a row, followed by its slots.
-    pub(super) fn values_and_slots(&self, entry: &Entry) -> Vec<T> {
+    /// Appends some columns of a row to `out`: all values, or columns of slots, which have the numbers after them.
+    pub(super) fn append(&self, entry: &Entry, columns: Range<usize>, out: &mut Vec<T>) {
         let row = self.rows.row(entry.row);
         match &self.halves {
-            None => row.to_vec(),
-            Some(_) => {
-                let mut values = vec![T::ZERO; self.width];
-                self.read_values(entry.row, &mut values);
-                values.extend_from_slice(row);
-                values
+            None => out.extend_from_slice(&row[columns]),
+            Some(_) if columns.end <= self.width => {
+                let start = out.len();
+                out.resize(start + self.width, T::ZERO);
+                self.read_values(entry.row, &mut out[start..]);
             }
+            Some(_) => out.extend_from_slice(&row[columns.start - self.width..columns.end - self.width]),
         }
     }
 

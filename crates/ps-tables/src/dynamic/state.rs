@@ -7,8 +7,10 @@ use crate::{Error, Result};
 use distribute_optim::SlotSpec;
 use distribute_tensor::HostTensor;
 use parking_lot::RwLock;
+use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashSet};
+use std::ops::Range;
 
 /// The ids without a row, and the number of occurrences of each: first those that were counted recently, then those
 /// that were counted before.
@@ -27,6 +29,17 @@ pub struct DynamicState {
     pub values: HostTensor,
     /// The slots of the table's rule by name, each with one row for each id.
     pub slots: Vec<(String, HostTensor)>,
+}
+
+/// A column of the rows of a dynamic table that is read alone.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum StateColumn {
+    /// Only the [uses](DynamicState::used), which are read with each column.
+    Uses,
+    /// The values.
+    Values,
+    /// The slot with this name.
+    Slot(String),
 }
 
 impl DynamicState {
@@ -57,39 +70,60 @@ impl DynamicTable {
     /// Returns a part of the table, in a state between two pushes. Every id is in exactly one part. The state is empty
     /// if `part` is not less than [`parts`](Self::parts).
     pub fn state(&self, part: usize) -> Result<DynamicState> {
-        let slots = self.rule.get().map_or(&[][..], |bound| &bound.slots);
-        let width = self.width();
-        fn sorted<T: Number>(segment: Option<&RwLock<Segment<T>>>) -> Vec<(i64, u64, Vec<T>)> {
-            let rows = |segment: &RwLock<Segment<T>>| {
-                let segment = segment.read();
-                segment
-                    .entries()
-                    .map(|entry| (entry.id, entry.used.saved(), segment.values_and_slots(entry)))
-                    .collect()
-            };
-            let mut rows: Vec<_> = segment.map(rows).unwrap_or_default();
-            rows.sort_unstable_by_key(|(id, ..)| *id);
-            rows
+        self.select(part, true, |_| true)
+    }
+
+    /// Acts like [`state`](Self::state), for the ids and uses of a part, and one column. Without
+    /// [`StateColumn::Values`], the values have a width of 0.
+    ///
+    /// # Errors
+    /// - [`Error::Slots`]: the table's rule does not have this slot.
+    pub fn column(&self, part: usize, column: &StateColumn) -> Result<DynamicState> {
+        match column {
+            StateColumn::Uses => self.select(part, false, |_| false),
+            StateColumn::Values => self.select(part, true, |_| false),
+            StateColumn::Slot(name) => {
+                let slots = self.rule.get().map_or(&[][..], |bound| &bound.slots);
+                if !slots.iter().any(|slot| slot.name == name.as_str()) {
+                    let expected = slots.iter().map(|slot| slot.name).collect();
+                    let found = vec![name.clone()];
+                    return Err(Error::Slots { table: self.name.clone(), expected, found });
+                }
+                self.select(part, false, |slot| slot.name == name.as_str())
+            }
         }
+    }
+
+    fn select(&self, part: usize, values: bool, of: impl Fn(&SlotSpec) -> bool) -> Result<DynamicState> {
+        let specs = self.rule.get().map_or(&[][..], |bound| &bound.slots);
+        let width = self.width();
         with_segments!(&self.segments, all => {
-            let rows = sorted(all.get(part));
-            let shape = self.rows_shape(rows.len());
-            let mut start = 0;
-            let mut next = |width: usize, shape: Vec<usize>| {
-                let at = start..start + width;
-                start = at.end;
-                let mut all = Vec::with_capacity(rows.len() * width);
-                rows.iter().for_each(|(.., row)| all.extend_from_slice(&row[at.clone()]));
+            let segment = all.get(part).map(RwLock::read);
+            let mut entries: Vec<_> = segment.iter().flat_map(|segment| segment.entries()).collect();
+            entries.sort_unstable_by_key(|entry| entry.id);
+            let column = |columns: Range<usize>, shape: Vec<usize>| {
+                let mut all = Vec::with_capacity(entries.len() * columns.len());
+                if let Some(segment) = &segment {
+                    entries.iter().for_each(|entry| segment.append(entry, columns.clone(), &mut all));
+                }
                 HostTensor::new(all, shape)
             };
-            let values = next(width, shape.clone())?;
-            let mut slot =
-                |slot: &SlotSpec| next(slot_width(slot, width), slot.shape.dims(&shape));
+            let shape = self.rows_shape(entries.len());
+            let (mut slots, mut end) = (Vec::new(), width);
+            for spec in specs {
+                let start = end;
+                end += slot_width(spec, width);
+                if of(spec) {
+                    slots.push((spec.name.to_string(), column(start..end, spec.shape.dims(&shape))?));
+                }
+            }
+            let none = || HostTensor::zeros(self.dtype(), [entries.len(), 0]);
+            let values = if values { column(0..width, shape)? } else { none()? };
             Ok(DynamicState {
-                ids: rows.iter().map(|(id, ..)| *id).collect(),
-                used: rows.iter().map(|(_, used, _)| *used).collect(),
+                ids: entries.iter().map(|entry| entry.id).collect(),
+                used: entries.iter().map(|entry| entry.used.saved()).collect(),
                 values,
-                slots: slots.iter().map(|of| Ok((of.name.to_string(), slot(of)?))).collect::<Result<_>>()?,
+                slots,
             })
         })
     }

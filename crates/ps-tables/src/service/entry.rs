@@ -88,12 +88,12 @@ impl Entry {
                 Ok(Response::State(State::Rows { first: rows.start, values, slots }))
             }
             Request::StatePart { part, .. } => {
-                let table = self.dynamic(operation, "ask for its rows")?;
-                if *part >= table.parts() {
-                    let (table, parts) = (table.name().to_owned(), table.parts());
-                    return Err(Error::NoPart { operation, table, parts, part: *part });
-                }
+                let table = self.part(operation, *part)?;
                 Ok(Response::State(State::Ids(table.state(*part)?)))
+            }
+            Request::StateColumn { part, column, .. } => {
+                let table = self.part(operation, *part)?;
+                Ok(Response::State(State::Ids(table.column(*part, column)?)))
             }
             Request::Restore { state, .. } => {
                 let left_out = match state {
@@ -188,6 +188,16 @@ impl Entry {
                 Err(Error::WrongKind { operation, table, kind, instead })
             }
         }
+    }
+
+    /// Returns the table if it is dynamic and has this part.
+    fn part(&self, operation: &'static str, part: usize) -> Result<&DynamicTable> {
+        let table = self.dynamic(operation, "ask for its rows")?;
+        if part < table.parts() {
+            return Ok(table);
+        }
+        let (table, parts) = (table.name().to_owned(), table.parts());
+        Err(Error::NoPart { operation, table, parts, part })
     }
 
     pub fn info(&self) -> TableInfo {

@@ -1,7 +1,7 @@
 //! [`Request`]: the requests to a parameter server.
 
 use super::spec::TableSpec;
-use crate::{DynamicState, Error, Origin, Push, Result};
+use crate::{DynamicState, Error, Origin, Push, Result, StateColumn};
 use distribute_optim::RuleSpec;
 use distribute_tensor::{HostTensor, Write};
 use std::ops::Range;
@@ -105,6 +105,16 @@ pub enum Request {
         table: String,
         /// The index of the part.
         part: usize,
+    },
+    /// Reads the ids of a [part](Self::StatePart) of a dynamic table with one column. The response is
+    /// [`Response::State`](super::Response::State), with [`State::Ids`] that has this column alone.
+    StateColumn {
+        /// The name of the table.
+        table: String,
+        /// The index of the part.
+        part: usize,
+        /// The column.
+        column: StateColumn,
     },
     /// Restores saved rows and slots. The response is [`Response::Restored`](super::Response::Restored).
     Restore {
@@ -225,7 +235,7 @@ impl Request {
             Self::Write { how, .. } | Self::WriteRows { how, .. } => how.name(),
             Self::Push { .. } => "push",
             Self::PushRows { .. } => "push_rows",
-            Self::StateRows { .. } | Self::StatePart { .. } => "state",
+            Self::StateRows { .. } | Self::StatePart { .. } | Self::StateColumn { .. } => "state",
             Self::Restore { .. } => "restore",
             Self::Evict { .. } => "evict",
             Self::Keep { .. } => "keep",
@@ -252,6 +262,7 @@ impl Request {
             | Self::PushRows { table, .. }
             | Self::StateRows { table, .. }
             | Self::StatePart { table, .. }
+            | Self::StateColumn { table, .. }
             | Self::Restore { table, .. }
             | Self::Evict { table, .. }
             | Self::Keep { table, .. }
@@ -303,7 +314,8 @@ impl Request {
             | Self::Read { .. }
             | Self::ReadRows { .. }
             | Self::StateRows { .. }
-            | Self::StatePart { .. } => false,
+            | Self::StatePart { .. }
+            | Self::StateColumn { .. } => false,
         }
     }
 
@@ -316,7 +328,8 @@ impl Request {
             | Self::Read { .. }
             | Self::ReadRows { .. }
             | Self::StateRows { .. }
-            | Self::StatePart { .. } => false,
+            | Self::StatePart { .. }
+            | Self::StateColumn { .. } => false,
             Self::Create(_)
             | Self::Remove { .. }
             | Self::SetRule { .. }

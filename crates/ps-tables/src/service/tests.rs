@@ -1,7 +1,9 @@
 //! Requests to a server's tables, as data.
 
 use super::*;
-use crate::{DynamicOptions, Error, Initializer, PartitionStrategy, Push, RowPartition};
+use crate::{
+    DynamicOptions, DynamicState, Error, Initializer, PartitionStrategy, Push, RowPartition, StateColumn,
+};
 use distribute_optim::{Adam, Momentum, RowAdagrad, RuleSpec, Sgd, Step, StochasticRounding};
 use distribute_tensor::random::Distribution;
 use distribute_tensor::{DType, HostTensor, Write};
@@ -159,7 +161,8 @@ fn tables_are_saved_and_restored_in_pieces() {
     let (one, other) = (Tables::new(), Tables::new());
     let adam = RuleSpec::Adam(Adam::default());
     let values: Vec<f32> = (0..5000 * 2).map(|x| x as f32).collect();
-    let specs = [TableSpec::values("w", matrix(&values, 2)).rule(adam), dynamic("ids")];
+    let ids = dynamic("ids").rule(RuleSpec::Momentum(Momentum::new(0.5)));
+    let specs = [TableSpec::values("w", matrix(&values, 2)).rule(adam), ids];
     for spec in specs {
         one.handle(&Request::Create(spec.clone())).unwrap();
         other.handle(&Request::Create(spec)).unwrap();
@@ -209,6 +212,30 @@ fn tables_are_saved_and_restored_in_pieces() {
         let error = one.handle(&Request::StateRows { table: "w".into(), rows }).unwrap_err();
         assert!(matches!(error, Error::Row { row: found, rows: 5000, .. } if found == row), "{error}");
     }
+    for part in 0..64 {
+        let ask = |request| match one.handle(&request).unwrap() {
+            Response::State(State::Ids(state)) => state,
+            other => panic!("{}", other.name()),
+        };
+        let table = || "ids".to_owned();
+        let complete = ask(Request::StatePart { table: table(), part });
+        let column = |column| ask(Request::StateColumn { table: table(), part, column });
+        let none = HostTensor::zeros(DType::F32, [complete.ids.len(), 0]).unwrap();
+        let uses = DynamicState { values: none, slots: Vec::new(), ..complete.clone() };
+        assert_eq!(column(StateColumn::Uses), uses);
+        let values = DynamicState { slots: Vec::new(), ..complete.clone() };
+        assert_eq!(column(StateColumn::Values), values);
+        for slot in &complete.slots {
+            let one = DynamicState { slots: vec![slot.clone()], ..uses.clone() };
+            assert_eq!(column(StateColumn::Slot(slot.0.clone())), one);
+        }
+    }
+    let column = |part, name: &str| {
+        let column = StateColumn::Slot(name.to_owned());
+        one.handle(&Request::StateColumn { table: "ids".to_owned(), part, column }).unwrap_err()
+    };
+    assert!(matches!(column(0, "nothing"), Error::Slots { .. }));
+    assert!(matches!(column(64, "accum"), Error::NoPart { parts: 64, .. }));
     let (table, part) = ("ids".to_owned(), 64);
     assert!(matches!(one.handle(&Request::StatePart { table, part }), Err(Error::NoPart { parts: 64, .. })));
 }

@@ -1,7 +1,9 @@
 //! Checkpoints of several workers: the chief writes, all read, and the outcome is the same on all.
 
 mod background;
+mod killed;
 mod lost;
+mod parts;
 mod positions;
 
 use crate::multi_worker::{errors, on_threads, on_workers, one_message};

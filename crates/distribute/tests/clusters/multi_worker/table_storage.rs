@@ -7,22 +7,31 @@ use distribute::checkpoint::{Checkpoint, Checkpointed, Reader, Restore, Writer};
 use distribute::nn::{Embedding, embedding};
 use distribute::parameter_server::{RowCacheOptions, RowCacheUsage};
 use distribute::strategy::{Links, RowFormat, TableHosts, TableOptions};
-use distribute::{ErrorKind, Result, Strategy, prelude::*};
+use distribute::{ErrorKind, HostTensor, Result, Strategy, prelude::*};
 use distribute_testing::watched;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+
+/// Returns the metadata and all tensors of a checkpoint, which do not depend on the number of its files.
+fn contents(path: &Path) -> (String, BTreeMap<String, HostTensor>) {
+    let reader = Reader::open(path).unwrap();
+    let tensors = reader.names().map(|name| (name.to_owned(), reader.tensor(name).unwrap()));
+    (format!("{:?}", reader.all_metadata()), tensors.collect())
+}
 
 /// Checks a table of several ranges of 8 MiB, whose checkpoint is the same as that of a mirrored table.
 // INV-21, INV-23
 #[test]
 fn a_large_table_is_saved_and_restored_by_ranges_of_rows() {
-    const ROWS: usize = 290_001;
+    // Few rows of 4 KiB: the time of unoptimized code depends on their number.
+    const ROWS: usize = 2301;
     fn train(
         strategy: &Strategy,
         steps: std::ops::Range<u32>,
         then: impl Fn(&Checkpoint<'_>) -> Result<()>,
     ) -> Result<String> {
-        let model = strategy.replicate_seeded(3, |vb: VarBuilder| embedding(ROWS, 8, vb.pp("words")))?;
+        let model = strategy.replicate_seeded(3, |vb: VarBuilder| embedding(ROWS, 1024, vb.pp("words")))?;
         let optimizer = Adam::new(&model.variables, 0.05)?;
         let state = Checkpoint::new().part("model", &model.variables).part("optimizer", &optimizer);
         if steps.start > 0 {
@@ -38,7 +47,8 @@ fn a_large_table_is_saved_and_restored_by_ranges_of_rows() {
             })?;
         }
         if steps.start == 0 {
-            then(&state)?;
+            // A checksum takes longer than the save.
+            return then(&state).map(|()| String::new());
         }
         model.variables.sha256()
     }
@@ -48,17 +58,14 @@ fn a_large_table_is_saved_and_restored_by_ranges_of_rows() {
         let mirrored = MirroredStrategy::cpus(2).unwrap();
         train(&mirrored, 0..2, |state| state.save(path("mirrored")).map(drop)).unwrap();
         let expected = train(&mirrored, 2..3, |state| state.restore(path("mirrored")).map(drop)).unwrap();
+        let saved = contents(&path("mirrored"));
         for tables in [PLACEMENTS[0], PLACEMENTS[1], PLACEMENTS[3]] {
             let name = format!("{tables:?}");
             on_threads(2, 1, tables, |strategy| {
                 train(strategy, 0..2, |state| state.save(path(&name)).map(drop))
             })
             .unwrap();
-            assert_eq!(
-                distribute::checkpoint::Reader::open(path(&name)).unwrap().checksum(),
-                distribute::checkpoint::Reader::open(path("mirrored")).unwrap().checksum(),
-                "{tables:?}"
-            );
+            assert!(contents(&path(&name)) == saved, "{tables:?}");
             let all = on_threads(2, 1, tables, |strategy| {
                 train(strategy, 2..3, |state| state.restore(path("mirrored")).map(drop))
             });
@@ -71,7 +78,8 @@ fn a_large_table_is_saved_and_restored_by_ranges_of_rows() {
         *bytes.last_mut().unwrap() ^= 1;
         std::fs::write(&file, bytes).unwrap();
         let all = on_threads(2, 1, PLACEMENTS[0], |strategy| {
-            let model = strategy.replicate_seeded(3, |vb: VarBuilder| embedding(ROWS, 8, vb.pp("words")))?;
+            let model =
+                strategy.replicate_seeded(3, |vb: VarBuilder| embedding(ROWS, 1024, vb.pp("words")))?;
             let optimizer = Adam::new(&model.variables, 0.05)?;
             let before = model.variables.sha256()?;
             let state = Checkpoint::new().part("model", &model.variables).part("optimizer", &optimizer);
@@ -273,7 +281,6 @@ fn a_copy_of_the_state_is_not_changed_by_further_steps() {
             Ok(())
         });
         all.unwrap();
-        let sum = |name: &str| distribute::checkpoint::Reader::open(path(name)).unwrap().checksum();
-        assert_eq!(sum("copy"), sum("saved"));
+        assert!(contents(&path("copy")) == contents(&path("saved")));
     });
 }

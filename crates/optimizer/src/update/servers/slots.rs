@@ -7,7 +7,7 @@ use candle_core::Var;
 use distribute_base::Result;
 use distribute_checkpoint::{Reader, Writer};
 use distribute_core::Variable;
-use distribute_core::internal::{read_as, verify_as};
+use distribute_core::internal::{OwnSlot, SavedIds, read_as, verify_as};
 use distribute_ps_client::internal::Sharded;
 use distribute_tensor::{DType, HostTensor};
 
@@ -17,8 +17,8 @@ const RESTORE: &str = "Checkpoint::restore";
 /// The slots of one variable in a checkpoint, in the order of the rule's slots.
 enum SavedSlots {
     Numbered(Vec<HostTensor>),
-    /// Slots with the ids of their rows.
-    ByIds(Vec<i64>, Vec<HostTensor>),
+    /// Slots of rows that have ids. They are read by ranges of rows when they are restored.
+    ByIds(SavedIds),
     /// A checkpoint, and the names of the slots in it. The slots are read by ranges of rows when they are restored.
     ByRange(Reader, Vec<String>),
 }
@@ -46,19 +46,28 @@ impl Servers {
         }
         self.set_rules(optimizer)?;
         // One variable after another, so that only the slots of one are in memory.
-        for (number, OnServers { variable, .. }) in self.on_servers() {
+        for (number, OnServers { variable, remote }) in self.on_servers() {
+            let (name, var) = &optimizer.parameters.variables[number];
+            let named = |slot: &str| format!("{prefix}/{slot}/{name}");
+            if writer.is_in_parts() && variable.has_own_rows() {
+                let slots = optimizer.groups.rule().slots().into_iter().map(|slot| OwnSlot {
+                    name: slot.name,
+                    saved: named(slot.name),
+                    dtype: slot_dtype(var),
+                    row: slot.shape.dims(remote.tables().dims()).get(1..).unwrap_or_default().to_vec(),
+                });
+                variable.save_own_slots(writer, &format!("{prefix}/{name}"), slots.collect())?;
+                continue;
+            }
             if !variable.is_saved_here() {
                 continue;
             }
-            let (name, _) = &optimizer.parameters.variables[number];
-            let named = |slot: &str| format!("{prefix}/{slot}/{name}");
             if self.is_dynamic(number) {
                 let beside = format!("{prefix}/{name}");
                 variable.save_slots_of_ids(writer, &beside, named)?;
                 continue;
             }
             if let Some(tables) = variable.saved_by_range().filter(|_| writer.is_saved_at_once()) {
-                let (_, var) = &optimizer.parameters.variables[number];
                 for slot in optimizer.groups.rule().slots() {
                     let (tables, dims) = (tables.clone(), slot.shape.dims(tables.dims()));
                     let read = move |rows| {
@@ -96,15 +105,11 @@ impl Servers {
             let shapes = optimizer.groups.rule().slots();
             let shapes = shapes.iter().map(|slot| slot.shape.dims(remote.tables().dims()));
             if self.is_dynamic(number) {
-                let (mut ids, beside) = (None, format!("{prefix}/{name}"));
-                let slot = |(name, dims): (&String, Vec<usize>)| {
-                    let row = dims.get(1..).unwrap_or_default();
-                    let saved = variable.saved_rows(name, &beside, row, from)?;
-                    ids = Some(saved.ids);
-                    Ok(saved.values)
-                };
-                let slots = names.iter().zip(shapes).map(slot).collect::<Result<_>>()?;
-                return Ok((variable, remote, SavedSlots::ByIds(ids.unwrap_or_default(), slots)));
+                let rows = names.iter().zip(shapes);
+                let rows =
+                    rows.map(|(name, dims)| (name.clone(), dims.get(1..).unwrap_or_default().to_vec()));
+                let saved = variable.saved_ids(&format!("{prefix}/{name}"), rows.collect(), from)?;
+                return Ok((variable, remote, SavedSlots::ByIds(saved)));
             }
             let dtype = slot_dtype(var);
             let mut each = names.iter().zip(shapes);
@@ -153,17 +158,18 @@ impl Servers {
 fn set_slots(variable: &Variable, tables: &Sharded, names: &[String], saved: SavedSlots) -> Result<()> {
     match saved {
         SavedSlots::Numbered(slots) => tables.write_slots(RESTORE, names, &slots),
-        SavedSlots::ByIds(ids, slots) => {
-            let named: Vec<_> = names.iter().cloned().zip(slots).collect();
-            variable.set_slots_of_ids(RESTORE, &ids, &named)
-        }
+        SavedSlots::ByIds(saved) => variable.restore_slots_of_ids(RESTORE, names, &saved),
         SavedSlots::ByRange(from, saved) => {
             // The largest slot has the smallest ranges.
             let elements =
                 |name: &&String| from.describe(name).map_or(0, |slot| slot.shape.iter().product::<usize>());
             let Some(largest) = saved.iter().max_by_key(elements) else { return Ok(()) };
+            let scans: Vec<_> = saved.iter().map(|name| from.scan(name.as_str())).collect();
             variable.write_ranges(from.row_ranges(largest)?, |rows| {
-                let slots = saved.iter().map(|name| from.rows(name, rows.clone()));
+                if !tables.sends_some(&rows) {
+                    return Ok(());
+                }
+                let slots = scans.iter().map(|scan| scan.rows(rows.clone()));
                 tables.write_slot_range(RESTORE, rows.start, names, &slots.collect::<Result<Vec<_>, _>>()?)
             })
         }

@@ -2,7 +2,7 @@
 
 use super::*;
 use distribute_net::Message;
-use distribute_ps_tables::{PartitionStrategy, RowPartition};
+use distribute_ps_tables::{PartitionStrategy, RowPartition, StateColumn};
 use distribute_testing::fuzz_inputs;
 
 // INV-28
@@ -19,6 +19,7 @@ fn mutated_requests_are_refused_or_executed_and_the_server_continues() {
         Request::ReadRows { table: "drawn".into(), rows: vec![0, 9] },
         Request::StateRows { table: "w".into(), rows: 3..9 },
         Request::StatePart { table: "ids".into(), part: 0 },
+        Request::StateColumn { table: "ids".into(), part: 0, column: StateColumn::Slot("accum".into()) },
         Request::Read { table: "w".into(), known: None, may_round: false },
         Request::SetRule { table: "drawn".into(), rule: RuleSpec::Momentum(Momentum::new(0.5)) },
     ];
