@@ -76,7 +76,7 @@ impl Launch {
     /// output and error.
     ///
     /// Every task gets the number of spares as `DISTRIBUTE_SPARES`. If there are any, the job continues as long as
-    /// there are enough workers.
+    /// there are as many tasks as workers, and more than spares.
     pub fn new(plan: Plan) -> Self {
         let style = Style::of(plan.tasks().iter().map(|planned| &planned.task));
         let (spares, trained) = (plan.layout().spares, plan.layout().trained());
@@ -94,7 +94,7 @@ impl Launch {
                 max_restarts: 0,
                 backoff: Duration::from_secs(1),
                 min_workers: (spares > 0).then_some(trained),
-                spares: spares > 0,
+                spares,
                 grace: Duration::from_secs(10),
                 timeout: None,
             },
@@ -142,8 +142,8 @@ impl Launch {
 
     /// Sets the minimum number of workers. If a worker fails and is not restarted, the job continues as long as at
     /// least this number of workers is left or has exited with 0. By default, all workers are required. The first
-    /// worker is always required, because the rendezvous is at its address. Every task gets the number as
-    /// `DISTRIBUTE_MIN_WORKERS`, which its strategy also uses.
+    /// worker is always required, because the rendezvous is at its address, unless there are spares and all other
+    /// workers are required. Every task gets the number as `DISTRIBUTE_MIN_WORKERS`, which its strategy also uses.
     ///
     /// If a minimum is set, workers that fail after the first worker has exited with 0 are not restarted, because
     /// training is complete. The first worker is not restarted after another worker has exited with 0, because it might

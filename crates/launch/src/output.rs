@@ -87,6 +87,26 @@ pub enum Notice {
         /// The number of remaining tasks that train.
         left: usize,
     },
+    /// The running tasks are enough for the group that they are in, but too few to form another one if it loses one.
+    Few {
+        /// The number of tasks that train and still run.
+        left: usize,
+        /// The number of tasks that workers need to form a group.
+        needed: usize,
+    },
+    /// A task has failed permanently, and too few are left to continue. The job ends.
+    TooFew {
+        /// The task that has failed permanently.
+        task: Task,
+        /// The way in which the task's process has ended.
+        end: End,
+        /// The running time of the process.
+        after: Duration,
+        /// The number of tasks that train and have not failed permanently.
+        left: usize,
+        /// The number of tasks that workers need to form a group.
+        needed: usize,
+    },
     /// A task has failed, and is not restarted because its chief has already succeeded.
     NotNeeded {
         /// The task that has failed.
@@ -153,6 +173,16 @@ impl fmt::Display for Notice {
                     _ => write!(f, "the job continues with {left} workers"),
                 }
             }
+            Notice::Few { left, needed } => write!(
+                f,
+                "of the workers and spares {left} are left, and {needed} are needed to form another group: if the lost \
+                 one was a worker, the others cannot continue, and give up after their patience"
+            ),
+            Notice::TooFew { task, end, after, left, needed } => write!(
+                f,
+                "{task}: {end} after {}; the job ends: of its workers and spares {left} are left, and {needed} are needed",
+                seconds(*after)
+            ),
             Notice::Restart { task, end, after, restart, of, wait } => {
                 write!(f, "{task}: {}", restart_text(end, *after, *restart, *of, *wait))
             }

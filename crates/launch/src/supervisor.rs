@@ -31,9 +31,12 @@ pub(crate) struct Policy {
     /// The minimum number of tasks that train, including the first. The job continues after others have failed
     /// permanently if at least this number of tasks is left or has succeeded. `None` means that all are required.
     pub min_workers: Option<usize>,
-    /// Whether some of the tasks that train are spares. Spares replace any task except the first. The others therefore
-    /// wait only for the first task, which is restarted without a delay if it has run for a while.
-    pub spares: bool,
+    /// The number of spares among the tasks that train.
+    ///
+    /// If the number of workers is fixed, spares replace any task. With a smaller minimum, they replace any except the
+    /// first. The others therefore wait only for that one, which is restarted without a delay if it has run for a
+    /// while.
+    pub spares: usize,
     /// The time for tasks to exit after they are asked to.
     pub grace: Duration,
     /// The maximum duration of the job; `None` for no limit.
@@ -144,6 +147,11 @@ pub(crate) struct Supervisor {
     /// The index of the chief in a job with parameter servers; otherwise `None`. The workers of such a job do nothing
     /// without the chief.
     chief: Option<usize>,
+    /// The worker that has failed after another one had succeeded, although it may have been the chief of its group.
+    /// Only with elections.
+    chief_failed: Option<usize>,
+    /// The last task that has failed permanently.
+    last_lost: Option<usize>,
 }
 
 impl Supervisor {
@@ -166,7 +174,18 @@ impl Supervisor {
         let tasks: Vec<_> = tasks.map(known).collect();
         let has_servers = tasks.iter().any(|known| known.task.job == Job::Ps);
         let chief = tasks.iter().position(|known| known.task.job == Job::Chief).filter(|_| has_servers);
-        (Self { policy, tasks, phase: Phase::Running, cause: None, chief }, timeout.into_iter().collect())
+        (
+            Self {
+                policy,
+                tasks,
+                phase: Phase::Running,
+                cause: None,
+                chief,
+                chief_failed: None,
+                last_lost: None,
+            },
+            timeout.into_iter().collect(),
+        )
     }
 
     /// Returns whether all tasks have been asked to exit.
@@ -233,7 +252,7 @@ impl Supervisor {
 
     fn ended(&mut self, task: usize, end: End, after: Duration, actions: &mut Vec<Action>) {
         let too_late = self.cannot_join(task);
-        let is_first = self.first_worker() == Some(task);
+        let (is_first, elects) = (self.first_worker() == Some(task), self.elects());
         let known = &mut self.tasks[task];
         known.status = Status::Ended;
         known.end = Some(end.clone());
@@ -259,7 +278,7 @@ impl Supervisor {
             let a_while = (2 * wait(known.soon.saturating_sub(1))).max(MIN_RUN);
             known.soon = if after > a_while { 0 } else { known.soon };
             // Without spares the others wait for any task, which may have failed because of its machine.
-            let is_awaited = self.policy.spares && known.soon == 0 && is_first;
+            let is_awaited = self.policy.spares > 0 && known.soon == 0 && is_first && !elects;
             let wait = if is_awaited { Duration::ZERO } else { wait(known.soon) };
             known.soon += 1;
             known.status = Status::Waiting;
@@ -280,16 +299,55 @@ impl Supervisor {
     /// If another worker has succeeded, either it left alone after a notice to exit, or the training is complete. In
     /// both cases, the first worker is not restarted, because it would train again from the beginning if it found no
     /// others.
+    ///
+    /// If workers elect their leader, no worker leaves alone, and the success of any completes the training.
     fn cannot_join(&self, task: usize) -> bool {
         let Some(first) = self.first_worker().filter(|_| self.policy.min_workers.is_some()) else {
             return false;
         };
+        if self.elects() {
+            let has_succeeded = |known: &TaskRecord| trains(&known.task) && known.has_succeeded();
+            return trains(&self.tasks[task].task) && self.tasks.iter().any(has_succeeded);
+        }
         if task == first {
             let mut others = self.tasks[first + 1..].iter().filter(|known| trains(&known.task));
             others.any(|known| known.has_succeeded())
         } else {
             trains(&self.tasks[task].task) && self.tasks[first].has_succeeded()
         }
+    }
+
+    /// Returns whether the workers elect the leader of their rendezvous, so that they need no certain task: there are
+    /// spares, and the number of workers is fixed.
+    fn elects(&self) -> bool {
+        let trained = self.tasks.iter().filter(|known| trains(&known.task)).count() - self.policy.spares;
+        self.policy.spares > 0 && self.policy.min_workers == Some(trained)
+    }
+
+    /// Returns the number of tasks that workers need to form another group, which elects its leader: the missing ones
+    /// must be too few for a group of their own.
+    fn needed(&self) -> usize {
+        self.policy.min_workers.unwrap_or_default().max(self.policy.spares + 1)
+    }
+
+    /// Returns whether a worker may be the chief of its group, which is the one with the lowest number. A worker that
+    /// was restarted has probably become a spare.
+    fn may_be_chief(&self, task: usize) -> bool {
+        let mut lower = self.tasks[..task].iter().filter(|known| trains(&known.task));
+        lower.all(|known| known.lost || known.restarts > 0)
+    }
+
+    /// Returns why a job whose workers have all exited is over. With elections, it is only successful if enough workers
+    /// for a group have succeeded, and the chief has not failed after another one had succeeded.
+    fn cause(&self) -> Cause {
+        if !self.elects() {
+            return Cause::Done;
+        }
+        let trained = |known: &&TaskRecord| trains(&known.task) && known.has_succeeded();
+        let is_trained =
+            self.tasks.iter().filter(trained).count() >= self.policy.min_workers.unwrap_or_default();
+        let lost = self.last_lost.filter(|_| !is_trained);
+        self.chief_failed.or(lost).map_or(Cause::Done, Cause::Failed)
     }
 
     /// Returns the first task that trains.
@@ -335,14 +393,30 @@ impl Supervisor {
     /// Records that a failed task will not be restarted. The job continues without the task if it can, and otherwise
     /// ends.
     fn give_up(&mut self, task: usize, actions: &mut Vec<Action>) {
+        if self.elects() && self.cannot_join(task) && self.may_be_chief(task) {
+            self.chief_failed.get_or_insert(task);
+        }
+        self.last_lost = Some(task);
         let known = &mut self.tasks[task];
         known.lost = true;
         let (task_name, after) = (known.task.clone(), known.after);
         let end = known.end.clone();
         match (self.left(), end) {
             (Some(left), Some(end)) => {
+                let (is_worker, needed) = (trains(&task_name), self.needed());
+                let any_succeeded =
+                    self.tasks.iter().any(|known| trains(&known.task) && known.has_succeeded());
                 actions.push(Action::Notify(Notice::Lost { task: task_name, end, after, left }));
+                if self.elects() && is_worker && !any_succeeded && left < needed {
+                    actions.push(Action::Notify(Notice::Few { left, needed }));
+                }
                 self.end_if_all_succeeded(actions);
+            }
+            (None, Some(end)) if self.elects() && trains(&task_name) => {
+                let left = self.tasks.iter().filter(|known| trains(&known.task) && !known.lost).count();
+                let needed = self.policy.min_workers.unwrap_or_default();
+                actions.push(Action::Notify(Notice::TooFew { task: task_name, end, after, left, needed }));
+                self.stop(Cause::Failed(task), Signal::Terminate, actions);
             }
             _ => self.stop(Cause::Failed(task), Signal::Terminate, actions),
         }
@@ -352,7 +426,7 @@ impl Supervisor {
     fn end_if_all_succeeded(&mut self, actions: &mut Vec<Action>) {
         let well = |known: &TaskRecord| known.status == Status::Ended;
         if self.tasks.iter().filter(|known| trains(&known.task)).all(well) {
-            self.stop(Cause::Done, Signal::Terminate, actions);
+            self.stop(self.cause(), Signal::Terminate, actions);
         }
     }
 
@@ -362,8 +436,8 @@ impl Supervisor {
     fn left(&self) -> Option<usize> {
         let least = self.policy.min_workers?;
         let (workers, others): (Vec<_>, Vec<_>) = self.tasks.iter().partition(|known| trains(&known.task));
-        // The rendezvous of the workers is at the first one's address.
-        let needed = others.into_iter().chain(workers.first().copied());
+        // The rendezvous of the workers is at the first one's address, unless they elect its leader.
+        let needed = others.into_iter().chain(workers.first().copied().filter(|_| !self.elects()));
         // Workers that have succeeded count: either the training is complete, which does not need the others, or they
         // left after a notice. In the latter case the remaining workers decide themselves whether they are too few.
         let well = workers.iter().filter(|known| !known.lost).count();

@@ -100,7 +100,7 @@ pub use endpoint::{Acceptor, ConnectError, Connector, Endpoint, ListenError};
 pub use identity::{Access, AccessError, Certificates, Credentials, Identity, Secret, job_name};
 pub use mesh::Mesh;
 pub use message::Message;
-pub use rendezvous::{Claim, JoinError, KnownWorkers, Listener, Progress, Quorum, Rendezvous};
+pub use rendezvous::{Claim, JoinError, KnownWorkers, Listener, Memory, Progress, Quorum, Rendezvous};
 pub use settings::Settings;
 pub use shm::{Region, SharedMemory};
 pub use transport::{NativeSum, Number, PartialMessage, PollOutcome, Receiver, Transport};

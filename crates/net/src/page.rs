@@ -10,7 +10,8 @@ const PAGE: &str = "reference/protocol.md";
 
 fn hello(job: &str, from: Task) -> Hello {
     let purpose = Purpose::Call { from, to: Job::Ps.task(1) };
-    Hello { job: job.to_owned(), generation: 0, rank: 0, workers: 0, replicas: 0, digest: [0; 32], purpose }
+    let (generation, table, rank, workers, replicas) = Default::default();
+    Hello { job: job.to_owned(), generation, table, rank, workers, replicas, digest: [0; 32], purpose }
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use crate::agenda::Agenda;
 use crate::checks::Checks;
+use crate::course::Saved;
 use crate::event::Event;
 use crate::history::History;
 use crate::network::{Arrival, Conn, Network, Pid};
@@ -19,6 +20,10 @@ pub struct Surroundings {
     pub checks: Checks,
     pub plan: Plan,
     pub planted: Option<Planted>,
+    /// The process that has led the latest world.
+    pub leader: Option<Pid>,
+    /// The latest checkpoint, which all processes can read.
+    pub saved: Option<Saved>,
 }
 
 /// The name of a process in the history: its id, and the rank of its worker.
@@ -39,13 +44,17 @@ pub struct Context<'a> {
     pub checks: &'a mut Checks,
     pub plan: &'a Plan,
     pub planted: Option<Planted>,
+    leader: &'a mut Option<Pid>,
+    /// The latest checkpoint.
+    pub saved: &'a mut Option<Saved>,
 }
 
 impl Surroundings {
     /// Returns the context of the process `name`.
     pub fn of(&mut self, name: Name) -> Context<'_> {
-        let Self { agenda, network, history, checks, plan, planted } = self;
-        Context { pid: name.pid, name, agenda, network, history, checks, plan, planted: *planted }
+        let Self { agenda, network, history, checks, plan, planted, leader, saved } = self;
+        let planted = *planted;
+        Context { pid: name.pid, name, agenda, network, history, checks, plan, planted, leader, saved }
     }
 }
 
@@ -85,6 +94,14 @@ impl Context<'_> {
     /// Adds a line to the history.
     pub fn note(&mut self, what: impl FnOnce() -> String) {
         self.history.note(self.agenda.now(), self.name, what);
+    }
+
+    /// Records that this process leads a world that it has completed, and schedules the faults that follow.
+    pub fn leads(&mut self, generation: u64) {
+        *self.leader = Some(self.pid);
+        for (number, after) in self.plan.triggered_by_world(generation) {
+            self.agenda.at(self.agenda.now() + after, Event::Fault(number));
+        }
     }
 
     /// Schedules the faults of the plan that follow this call.

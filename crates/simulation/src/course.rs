@@ -19,6 +19,8 @@ pub struct Course {
     pub breaks: u64,
     /// The maximum delay of a step.
     pub longest_break: Duration,
+    /// The number of steps between two checkpoints; `None` if none are saved.
+    pub saves: Option<u64>,
 }
 
 impl Course {
@@ -78,6 +80,17 @@ impl Weights {
         let (made, digest) = image.split_first_chunk()?;
         Some(Self { made: u64::from_le_bytes(*made), digest: u64::from_le_bytes(digest.try_into().ok()?) })
     }
+}
+
+/// A checkpoint of a training run.
+#[derive(Clone, Copy, Debug)]
+pub struct Saved {
+    /// The state.
+    pub weights: Weights,
+    /// The number of steps after which it was saved.
+    pub steps: u64,
+    /// The generation in which the workers had agreed on the state.
+    pub agreed: u64,
 }
 
 /// The maximum number of bytes of a state that are sent in one round.

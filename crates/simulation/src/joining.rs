@@ -1,19 +1,25 @@
 //! A process that joins its world. It uses a `RendezvousState` in the same way as `distribute_net` does in a real
 //! rendezvous.
 
+mod outgoing;
+
 use crate::context::Context;
-use crate::guests::{Guests, HANDSHAKE, words};
+use crate::guests::{Guests, HANDSHAKE};
 use crate::network::{Arrival, Conn};
-use distribute_cluster::World;
-use distribute_net::handshake::caller::Answer;
-use distribute_net::handshake::{Caller, HandshakeDecoder, Hello, Purpose};
-use distribute_net::rendezvous::membership::Membership;
+use crate::planted::Planted;
+use distribute_cluster::{Address, World};
+use distribute_net::handshake::{Hello, Purpose, UnformedWorld};
+use distribute_net::rendezvous::election::Election;
+use distribute_net::rendezvous::membership::{Apart, Membership};
 use distribute_net::rendezvous::note::Note;
-use distribute_net::rendezvous::retries::Retries;
-use distribute_net::rendezvous::state::{Call, NextStep, RendezvousState};
+use distribute_net::rendezvous::state::{NextStep, RendezvousState};
 use distribute_net::{JoinError, Message, Progress, Quorum};
+use outgoing::{Outgoing, State};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
+
+/// A number that is greater than that of processes.
+const PROCESSES: u64 = 1 << 16;
 
 /// The interval of progress reports.
 const REPORT: Duration = Duration::from_secs(1);
@@ -28,19 +34,28 @@ pub struct Joining {
     grace: Option<Duration>,
     /// The workers that have joined, and the time at which this set last changed.
     come: (BTreeSet<usize>, Duration),
+    answers: u64,
     /// The time at which to check again whether enough workers have joined.
     look: Option<Duration>,
     began: Duration,
     deadline: Duration,
     /// The time that this worker waits in all.
     patience: Duration,
-    /// The generation of the world of which this worker is a spare; 0 if it is none.
-    spare_of: u64,
+    /// The generation of the world of which this worker is a spare, or 0 if it is none, and the id of its table.
+    spare_of: (u64, u64),
     report: Duration,
     outgoing: Vec<Outgoing>,
     guests: Guests,
     links: BTreeMap<Conn, usize>,
     early: Vec<(usize, Early)>,
+    /// The election of the leader before this process has taken part in it; `None` if the first worker leads.
+    election: Option<Election>,
+    /// The time before which this process asks no other; `None` if it has passed.
+    silent_until: Option<Duration>,
+    /// The number of workers that form a world.
+    quorum: Quorum,
+    /// The leader to which this process was sent last.
+    sent_to: Option<usize>,
     /// The generation that this worker has created as the leader; `None` if it has not created one.
     made: Option<u64>,
 }
@@ -54,34 +69,6 @@ pub enum Early {
     Lost(String),
 }
 
-#[derive(Debug)]
-struct Outgoing {
-    call: Call,
-    retries: Retries,
-    state: State,
-}
-
-#[derive(Debug)]
-enum State {
-    Waiting(Duration),
-    Connecting(Conn, Duration),
-    Talking(Conn, Duration, Box<(HandshakeDecoder, Caller)>),
-}
-
-impl State {
-    fn conn(&self) -> Option<Conn> {
-        match self {
-            State::Waiting(_) => None,
-            State::Connecting(conn, _) | State::Talking(conn, ..) => Some(*conn),
-        }
-    }
-
-    fn until(&self) -> Duration {
-        let (State::Waiting(until) | State::Connecting(_, until) | State::Talking(_, until, _)) = self;
-        *until
-    }
-}
-
 /// The result of joining.
 #[derive(Debug)]
 pub struct Joined {
@@ -91,6 +78,8 @@ pub struct Joined {
     pub places: Vec<usize>,
     /// The generation of the world.
     pub generation: u64,
+    /// The id of the world's table.
+    pub table_id: u64,
     /// The rank of the worker at the other end of each connection.
     pub links: BTreeMap<Conn, usize>,
     /// The cluster index of the spare at the other end of each connection that is not a link of this world.
@@ -99,11 +88,16 @@ pub struct Joined {
     pub early: Vec<(usize, Early)>,
     /// The handshakes that are still in progress with processes that connected too late to join.
     pub guests: Guests,
+    /// The cluster index and address of each worker; empty if the first worker leads.
+    pub table: Vec<(usize, Address)>,
+    /// The cluster index and address of the leader, if it was elected.
+    pub leader: Option<(usize, Address)>,
 }
 
 impl Joining {
     /// Creates a worker that begins to take part in a rendezvous. `addresses` are the addresses of all workers, and
-    /// `deadline` is the time at which this worker gives up.
+    /// `deadline` is the time at which this worker gives up. `unformed` is a world of which it knows that it was never
+    /// complete.
     pub fn new(
         context: &Context<'_>,
         world: World,
@@ -111,13 +105,28 @@ impl Joining {
         addresses: &[String],
         quorum: Quorum,
         deadline: Duration,
+        unformed: Option<UnformedWorld>,
     ) -> Self {
-        let addresses = addresses.iter().filter_map(|address| address.parse().ok()).collect();
-        let members = Membership::new(world.worker(), Default::default(), addresses).after(hello.generation);
+        let addresses: Vec<Address> = addresses.iter().filter_map(|address| address.parse().ok()).collect();
+        let election = context.plan.electorate().map(|_| {
+            let election = Election::new(world.worker(), addresses.clone(), BTreeMap::new());
+            match quorum.present.first() {
+                Some(first) => election.with_likely([*first].into()),
+                None => election,
+            }
+        });
+        // No process sends two tables at the same time.
+        let table = context.now().as_nanos() as u64 * PROCESSES + context.pid as u64 + 1;
+        let members = Membership::new(world.worker(), Default::default(), addresses);
+        let members = members.after(hello.generation).table_id(table);
         let grace = (quorum.grace < Duration::MAX).then_some(quorum.grace);
         let now = context.now();
         let patience = deadline.saturating_sub(now);
-        let meeting = RendezvousState::new(world, members).quorum(quorum).patience(patience / 2);
+        let mut meeting = RendezvousState::new(world, members).quorum(quorum.clone()).patience(patience / 2);
+        meeting = meeting.after_unformed(unformed);
+        if let Some(election) = &election {
+            meeting = meeting.elect(election.clone());
+        }
         let outgoing = meeting.begin().into_iter().map(|call| Outgoing::new(call, now)).collect();
         let guests = Guests::new(Hello { purpose: Purpose::Link, ..hello.clone() });
         Self {
@@ -126,29 +135,41 @@ impl Joining {
             meeting,
             grace,
             come: (BTreeSet::new(), now),
+            answers: 0,
             look: None,
             began: now,
             deadline,
             patience,
-            spare_of: 0,
+            spare_of: (0, 0),
             report: now + REPORT,
             outgoing,
             guests,
             links: BTreeMap::new(),
             early: Vec::new(),
+            election,
+            silent_until: None,
+            quorum,
+            sent_to: None,
             made: None,
         }
     }
 
-    /// Makes this worker a spare of the world of this generation, which connects to the leader at the given time.
-    pub fn be_spare(&mut self, generation: u64, at: Duration) {
-        self.spare_of = generation;
-        self.meeting = self.meeting.clone().spare_of(generation);
+    /// Makes this worker a spare of the world of this generation and table, which connects to the leader at the given
+    /// time.
+    pub fn be_spare(&mut self, (generation, table): (u64, u64), at: Duration) {
+        self.spare_of = (generation, table);
+        self.silent_until = Some(at);
+        self.meeting = self.meeting.clone().spare_of(generation, table);
+        if let Some(election) = self.election.clone() {
+            let likely = (0..self.world.workers()).collect();
+            self.meeting = self.meeting.clone().elect(election.with_likely(likely));
+        }
         self.outgoing = self.meeting.begin().into_iter().map(|call| Outgoing::new(call, at)).collect();
     }
 
-    /// Returns the generation of the world of which this worker is a spare; 0 if it is none.
-    pub fn spare_of(&self) -> u64 {
+    /// Returns the generation of the world of which this worker is a spare, or 0 if it is none, and the id of its
+    /// table.
+    pub fn spare_of(&self) -> (u64, u64) {
         self.spare_of
     }
 
@@ -173,6 +194,9 @@ impl Joining {
                 };
                 if let Some(rank) = guests.receive(context, conn, &bytes, decide) {
                     links.insert(conn, rank);
+                    if let Some(note) = meeting.leading_note() {
+                        context.send(conn, Arrival::Message(Message::new("", note.encode())));
+                    }
                 }
             }
             Arrival::Closed(_) => self.guests.mark_lost(conn),
@@ -190,62 +214,6 @@ impl Joining {
             // The leader has sent it, and is not called any more.
             let now = context.now();
             self.outgoing = calls.into_iter().map(|call| Outgoing::new(call, now)).collect();
-        }
-        Ok(())
-    }
-
-    fn take_answer(
-        &mut self,
-        context: &mut Context<'_>,
-        at: usize,
-        conn: Conn,
-        what: Arrival,
-    ) -> Result<(), JoinError> {
-        let now = context.now();
-        let Outgoing { call, retries, state } = &mut self.outgoing[at];
-        match (what, &mut *state) {
-            (Arrival::Made, State::Connecting(..)) => {
-                let hello = Hello {
-                    purpose: call.purpose.clone(),
-                    generation: call.generation,
-                    ..self.hello.clone()
-                };
-                let caller = Caller::new(hello, call.worker, None, [0; 32]);
-                context.send(conn, Arrival::Words(caller.first()));
-                *state =
-                    State::Talking(conn, now + HANDSHAKE, Box::new((HandshakeDecoder::default(), caller)));
-            }
-            (Arrival::Closed(reason), _) => *state = State::Waiting(now + retries.broken(reason)),
-            (Arrival::Words(bytes), State::Talking(_, _, talk)) => {
-                let (hearing, caller) = &mut **talk;
-                let answer = match words(hearing, &bytes) {
-                    Ok(None) => return Ok(()),
-                    Ok(Some(words)) => caller.receive(words),
-                    Err(refusal) => Err(refusal),
-                };
-                match answer {
-                    Ok(Answer::Send(words)) => context.send(conn, Arrival::Words(words)),
-                    Ok(Answer::Welcome) => {
-                        let rank = call.worker;
-                        context.note(|| format!("is linked to worker {rank}"));
-                        self.outgoing.remove(at);
-                        self.links.insert(conn, rank);
-                    }
-                    Err(refusal) => {
-                        context.note(|| format!("is refused by worker {}: {refusal}", call.worker));
-                        context.close(conn, "it closed its connection");
-                        let retried = match context.planted {
-                            Some(planted) if planted.gives_up(&refusal) => Err(refusal),
-                            _ => retries.refused(refusal),
-                        };
-                        match retried {
-                            Ok(wait) => *state = State::Waiting(now + wait),
-                            Err(refusal) => return Err(self.meeting.refused(call, refusal)),
-                        }
-                    }
-                }
-            }
-            _ => {}
         }
         Ok(())
     }
@@ -278,13 +246,7 @@ impl Joining {
                 self.outgoing.extend(calls.into_iter().map(|call| Outgoing::new(call, now)));
             }
             (NextStep::Drop(worker, again), _) => {
-                let dropped: Vec<_> =
-                    self.links.iter().filter(|(_, rank)| **rank == worker).map(|(conn, _)| *conn).collect();
-                for conn in dropped {
-                    context.close(conn, "it closed its connection");
-                    self.links.remove(&conn);
-                }
-                self.early.retain(|(from, _)| *from != worker);
+                self.close_link(context, worker);
                 let now = context.now();
                 self.outgoing.extend(again.map(|call| Outgoing::new(call, now)));
             }
@@ -299,10 +261,15 @@ impl Joining {
     pub fn go_on(&mut self, context: &mut Context<'_>) -> Result<bool, JoinError> {
         let now = context.now();
         self.guests.wake(context);
-        for Outgoing { call, retries, state } in &mut self.outgoing {
+        if let Some(left) = self.meeting.look(now) {
+            self.close_link(context, left);
+        }
+        self.ask(context);
+        for Outgoing { call, retries, state, is_first } in &mut self.outgoing {
             match state {
                 _ if state.until() > now => {}
                 State::Waiting(_) => {
+                    *is_first = false;
                     let (host, port) = place(&call.address.to_string());
                     let conn =
                         context.network.connect(context.agenda, context.pid, self.world.worker(), host, port);
@@ -311,17 +278,21 @@ impl Joining {
                 State::Connecting(conn, _) | State::Talking(conn, ..) => {
                     let conn = *conn;
                     *state = State::Waiting(now + retries.broken("no answer".to_owned()));
+                    self.meeting.missed(call);
                     context.close(conn, "it closed its connection");
                 }
             }
         }
-        if let Some(generation) = self.meeting.held() {
-            let is_new = self.spare_of == 0 && self.hello.generation == 0;
-            self.spare_of = generation;
+        if let Some(held) = self.meeting.held() {
+            let is_new = self.spare_of.0 == 0 && self.hello.generation == 0;
+            self.spare_of = held;
             self.report = now + REPORT;
-            return if is_new { Err(JoinError::Spare { generation }) } else { Ok(false) };
+            return if is_new { Err(JoinError::Spare { generation: held.0 }) } else { Ok(false) };
         }
-        self.close_with_quorum(now);
+        if let Some(error) = self.meeting.ended(now) {
+            return Err(error);
+        }
+        self.close_with_quorum(context, now);
         let calls =
             self.outgoing.iter().map(|outgoing| (&outgoing.call, outgoing.retries.last().map(str::to_owned)));
         let missing = self.meeting.missing(calls);
@@ -333,8 +304,9 @@ impl Joining {
                     Some(planted) => planted.makes(table, self.meeting.members()),
                     None => table,
                 };
-                if let Note::Table(generation, _) = &table {
+                if let Note::Table(generation, ..) = &table {
                     self.made = Some(*generation);
+                    context.leads(*generation);
                 }
                 let members = self.meeting.members().members();
                 for (conn, _) in self.links.iter().filter(|(_, place)| members.contains(place)) {
@@ -352,7 +324,7 @@ impl Joining {
                 refused: Vec::new(),
             };
             context.note(|| progress.to_string());
-            if self.world.is_chief() {
+            if self.meeting.leads() {
                 self.tell(context, &Note::Waiting(progress));
             }
         }
@@ -366,15 +338,20 @@ impl Joining {
 
     /// Completes the world with the workers that have joined, if there are enough and no other has joined for long
     /// enough. Otherwise sets the time of the next attempt.
-    fn close_with_quorum(&mut self, now: Duration) {
+    fn close_with_quorum(&mut self, context: &Context<'_>, now: Duration) {
         let come = self.meeting.members().connected();
-        if come != self.come.0 {
-            self.come = (come, now);
+        if come != self.come.0 || self.answers != self.meeting.answers() {
+            (self.come, self.answers) = ((come, now), self.meeting.answers());
         }
         let quiet = if self.guests.are_talking() { Duration::ZERO } else { now - self.come.1 };
+        if context.has(Planted::SparesCountTwice) {
+            let spares = self.meeting.members().spares().len();
+            let fewer = Quorum { minimum: self.quorum.minimum.saturating_sub(spares), ..self.quorum.clone() };
+            self.meeting = self.meeting.clone().quorum(fewer);
+        }
         self.meeting.close_with_quorum(quiet);
         let enough = self.grace.map(|grace| self.come.1 + grace);
-        self.look = enough.filter(|look| *look > now && self.world.is_chief());
+        self.look = enough.filter(|look| *look > now && self.meeting.leads());
     }
 
     fn tell(&self, context: &mut Context<'_>, note: &Note) {
@@ -400,6 +377,26 @@ impl Joining {
         &self.links
     }
 
+    /// Returns the world of which this worker knows that it was never complete.
+    pub fn unformed(&self) -> Option<UnformedWorld> {
+        self.meeting.unformed()
+    }
+
+    /// Returns the pairs of workers that could not link to each other, as far as this worker knows.
+    pub fn apart(&self) -> Apart {
+        self.meeting.members().apart().clone()
+    }
+
+    /// Sets the pairs of workers that could not link to each other, as this worker knows from its last rendezvous.
+    pub fn set_apart(&mut self, apart: Apart) {
+        self.meeting = self.meeting.clone().after_apart(apart);
+    }
+
+    /// Returns the cluster index of the leader, which may be this worker; `None` if it knows none.
+    pub fn leader(&self) -> Option<usize> {
+        self.meeting.members().leader()
+    }
+
     /// Returns the time at which this worker gives up.
     pub fn deadline(&self) -> Duration {
         self.deadline
@@ -417,9 +414,10 @@ impl Joining {
             return None;
         }
         let outgoing = self.outgoing.iter().map(|outgoing| outgoing.state.until()).min();
+        let asks = self.silent_until.filter(|_| self.election.is_some());
         let soonest =
             self.look.map_or(self.deadline.min(self.report), |look| look.min(self.deadline).min(self.report));
-        Some(outgoing.into_iter().chain(self.guests.next()).fold(soonest, Duration::min))
+        Some(outgoing.into_iter().chain(asks).chain(self.guests.next()).fold(soonest, Duration::min))
     }
 
     /// Extends the deadline and the wait for more workers by `pause`, for which the process was stopped.
@@ -430,7 +428,7 @@ impl Joining {
 
     /// Converts the state to the result of joining. The world must be complete.
     pub fn into_joined(self) -> Joined {
-        let generation = self.generation();
+        let (generation, table_id) = (self.generation(), self.meeting.members().table());
         let places = self.meeting.members().members();
         // From here on, workers have their ranks in the world.
         let number = |place: usize| places.iter().position(|member| *member == place);
@@ -442,14 +440,24 @@ impl Joining {
         let early = self.early.into_iter().filter_map(|(place, early)| Some((number(place)?, early)));
         let (links, early) = (links.collect(), early.collect());
         let spares = spares.into_iter().collect();
-        Joined { world, generation, links, spares, early, guests: self.guests, places }
-    }
-}
-
-impl Outgoing {
-    fn new(call: Call, now: Duration) -> Self {
-        let retries = Retries::new(&call);
-        Self { call, retries, state: State::Waiting(now) }
+        let address = |place: usize| Some((place, self.meeting.members().addresses().get(place)?.clone()));
+        let (mut table, mut leader) = (Vec::new(), None);
+        if self.election.is_some() {
+            leader = self.meeting.members().leader().and_then(address);
+            table = places.iter().filter_map(|place| address(*place)).collect();
+        }
+        Joined {
+            world,
+            generation,
+            table_id,
+            links,
+            spares,
+            early,
+            guests: self.guests,
+            places,
+            table,
+            leader,
+        }
     }
 }
 

@@ -38,7 +38,7 @@
 //! 20 scenarios. This was 1,950 virtual hours with 444 million events, took 5 minutes on one core, and broke no rule.
 //! No rule was broken either by 20,000 seeds of each scenario that grows or shrinks, by 20,000 seeds of each scenario
 //! with a coordinator (2026-11-24), by 3,000 seeds of each scenario with spares, by 20,000 seeds of each scenario with
-//! rows of tables (2026-11-30), or by 100 seeds with 64 workers. Each of the 54 planted bugs is found within 1,000
+//! rows of tables (2026-11-30), or by 100 seeds with 64 workers. Each of the 61 planted bugs is found within 1,000
 //! seeds of one scenario.
 //!
 //! The seed completely determines a simulation:

@@ -3,6 +3,7 @@
 use crate::checks::Certain;
 use crate::course::Course;
 use crate::script::Script;
+use distribute_net::rendezvous::election::Electorate;
 use std::time::Duration;
 
 /// A fault of processes or the network.
@@ -23,6 +24,13 @@ pub enum Fault {
         /// The duration of the interruption.
         lasts: Duration,
     },
+    /// The network between the hosts of groups 1 and 2 is interrupted for a time. Hosts of group 0 reach all others.
+    Bridge {
+        /// The group to which each host belongs.
+        groups: Vec<usize>,
+        /// The duration of the interruption.
+        lasts: Duration,
+    },
     /// The connections between two hosts break.
     Break(usize, usize),
     /// A process that joined an earlier generation, and has been unreachable since then, becomes reachable again.
@@ -30,6 +38,12 @@ pub enum Fault {
     Revenant(usize),
     /// A second process of a worker is started by mistake.
     Twin(usize),
+    /// A process is killed, and never replaced.
+    Remove(usize),
+    /// The process that has led the latest world is killed, or removed if the field is `true`.
+    Leader(bool),
+    /// All workers that wait in a call are killed.
+    Callers,
 }
 
 /// The time of a fault.
@@ -48,6 +62,13 @@ pub enum When {
         /// The index of the call in the step.
         call: u64,
         /// The delay after the start of the call.
+        after: Duration,
+    },
+    /// The fault occurs after the leader of a world has completed it, before or after the others have.
+    Formed {
+        /// The generation of the world.
+        generation: u64,
+        /// The delay after the leader has sent the table.
         after: Duration,
     },
 }
@@ -101,6 +122,7 @@ impl When {
             When::InCall { generation, rank, step, call, after } => {
                 When::InCall { generation, rank, step, call, after: after + by }
             }
+            When::Formed { generation, after } => When::Formed { generation, after: after + by },
         }
     }
 }
@@ -117,9 +139,25 @@ impl Plan {
             When::InCall { generation: of, rank: who, step: in_step, call: in_call, after } => {
                 ((of, who, in_step, in_call) == (generation, rank, step, call)).then_some(after)
             }
-            When::At(_) => None,
+            When::At(_) | When::Formed { .. } => None,
         };
         let all = self.faults.iter().enumerate();
         all.filter_map(|(number, (when, _))| Some((number, follows(when)?))).collect()
+    }
+
+    /// Returns the faults that follow the completion of a world by its leader: for each, its index and its delay.
+    pub fn triggered_by_world(&self, generation: u64) -> Vec<(usize, Duration)> {
+        let follows = |when: &When| match *when {
+            When::Formed { generation: of, after } => (of == generation).then_some(after),
+            When::At(_) | When::InCall { .. } => None,
+        };
+        let all = self.faults.iter().enumerate();
+        all.filter_map(|(number, (when, _))| Some((number, follows(when)?))).collect()
+    }
+
+    /// Returns the tasks among which the leaders of worlds are elected; `None` if the first worker leads.
+    pub fn electorate(&self) -> Option<Electorate> {
+        let is_fixed = self.elastic.is_some_and(|elastic| elastic.spares > 0 && elastic.least == self.most());
+        is_fixed.then(|| Electorate::new(self.workers, self.most()))
     }
 }

@@ -67,6 +67,24 @@ pub enum Planted {
     LeastIgnored,
     /// A world is created with more workers than the maximum, because all that have joined are in it.
     MostIgnored,
+    /// A world begins although the missing tasks are enough for another one.
+    MinorityForms,
+    /// Each spare counts as two tasks when a leader decides whether enough have connected.
+    SparesCountTwice,
+    /// A process that follows a leader keeps the processes that follow it.
+    FollowersKept,
+    /// A process follows each leader that accepts it.
+    TwoLeaders,
+    /// A leader does not notice that others know of a later world.
+    MembersForgotten,
+    /// A process forgets that a world was never complete of which it has lost the table.
+    UnformedForgotten,
+    /// A process forgets to which worker of a world it could not link.
+    UnreachedForgotten,
+    /// A checkpoint has no generation.
+    AgreementUnsaved,
+    /// A process that is sent to a leader asks no other process from then on.
+    ElsewhereTrusted,
     /// The group re-forms because a spare is waiting.
     SparesCounted,
     /// A world that consists only of the present workers is announced as one with all workers.
@@ -157,7 +175,10 @@ impl Planted {
     /// joins.
     pub fn meets(self, mut theirs: Hello, members: &Membership) -> Hello {
         if self == Planted::GenerationIgnored && theirs.purpose == Purpose::Link {
-            theirs.generation = members.generation();
+            (theirs.generation, theirs.table) = (members.generation(), members.table());
+        }
+        if self == Planted::MembersForgotten && matches!(theirs.purpose, Purpose::Spare { .. }) {
+            theirs.generation = 0;
         }
         theirs
     }
@@ -167,11 +188,11 @@ impl Planted {
     pub fn makes(self, table: Note, members: &Membership) -> Note {
         let before = members.before();
         match table {
-            Note::Table(generation, _) if self == Planted::TableOfAll => {
-                Note::Table(generation, members.addresses().iter().cloned().enumerate().collect())
+            Note::Table(generation, id, _) if self == Planted::TableOfAll => {
+                Note::Table(generation, id, members.addresses().iter().cloned().enumerate().collect())
             }
-            Note::Table(_, addresses) if self == Planted::MaximumIgnored => {
-                Note::Table(before + 1, addresses)
+            Note::Table(_, id, addresses) if self == Planted::MaximumIgnored => {
+                Note::Table(before + 1, id, addresses)
             }
             table => table,
         }

@@ -9,7 +9,8 @@ use crate::training::Training;
 use crate::working::{Ending, Go, Working};
 use distribute_cluster::World;
 use distribute_collective::group::Inbox;
-use distribute_net::handshake::{Hello, Purpose, Reason};
+use distribute_net::handshake::{Hello, Purpose, Reason, UnformedWorld};
+use distribute_net::rendezvous::membership::Apart;
 use distribute_net::rendezvous::note::Note;
 use distribute_net::{Claim, ENDED, JoinError, LEFT, Quorum};
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,8 +32,12 @@ pub struct Process {
     world: World,
     addresses: Vec<String>,
     claim: Claim,
-    /// The generation of the world of which the process is a spare; 0 if it is none.
-    spare_of: u64,
+    /// The generation of the world of which the process is a spare, or 0 if it is none, and the id of its table.
+    spare_of: (u64, u64),
+    /// The world of which the process knows that it was never complete.
+    unformed: Option<UnformedWorld>,
+    /// The pairs of workers that could not link to each other when the process led them last.
+    apart: Apart,
     /// The workers that the process expects at the rendezvous, as cluster indices.
     expected: BTreeSet<usize>,
     /// The workers that are not known to be lost, as cluster indices.
@@ -78,8 +83,12 @@ impl Process {
         program: Program,
     ) -> Self {
         let rank = world.worker();
-        let places = (0..world.workers())
-            .map(|other| address(other, if other == rank || other == 0 { port_of(other, port) } else { 0 }));
+        let is_elected = context.plan.electorate().is_some();
+        let places = (0..world.workers()).map(|other| match other {
+            _ if is_elected => address(other, LEADER),
+            _ if other == rank || other == 0 => address(other, port_of(other, port)),
+            _ => address(other, 0),
+        });
         let mut process = Self {
             name,
             port,
@@ -87,7 +96,9 @@ impl Process {
             world,
             addresses: places.collect(),
             claim,
-            spare_of: 0,
+            spare_of: (0, 0),
+            unformed: None,
+            apart: Apart::new(),
             expected: (0..context.plan.most()).collect(),
             present: BTreeSet::new(),
             owed: None,
@@ -111,6 +122,7 @@ impl Process {
         let hello = Hello {
             job: "simulated".to_owned(),
             generation: self.claim.generation(),
+            table: 0,
             rank: self.world.worker(),
             workers: self.world.workers(),
             replicas: self.world.replicas(),
@@ -127,14 +139,25 @@ impl Process {
             },
             None => Quorum::all(self.world.workers()),
         };
+        if let Some(electorate) = context.plan.electorate()
+            && !context.has(Planted::MinorityForms)
+        {
+            quorum.minimum = electorate.needed();
+        }
         if context.has(Planted::LeastIgnored) {
             quorum.minimum = 1;
         }
         if context.has(Planted::MostIgnored) {
             quorum.maximum = self.world.workers();
         }
-        let mut joining = Joining::new(context, self.world, hello, &self.addresses, quorum, self.until);
-        if self.spare_of > 0 {
+        let unformed = self.unformed.filter(|_| !context.has(Planted::UnformedForgotten));
+        let forgets = context.has(Planted::UnreachedForgotten);
+        let unformed =
+            unformed.map(|world| UnformedWorld { unreached: world.unreached.filter(|_| !forgets), ..world });
+        let mut joining =
+            Joining::new(context, self.world, hello, &self.addresses, quorum, self.until, unformed);
+        joining.set_apart(self.apart.clone());
+        if self.spare_of.0 > 0 {
             joining.be_spare(self.spare_of, context.now() + BUILD);
         }
         self.stage = Stage::Joining(Box::new(joining));
@@ -153,8 +176,11 @@ impl Process {
     fn could_not_join(&mut self, context: &mut Context<'_>, error: JoinError) -> Option<Ending> {
         context.note(|| format!("cannot join: {error}"));
         context.close_all("it closed its connection");
+        if let Stage::Joining(joining) = &self.stage {
+            self.unformed = joining.unformed();
+        }
         if let Stage::Joining(joining) = &self.stage
-            && joining.spare_of() > 0
+            && joining.spare_of().0 > 0
         {
             // The wait of a spare has no deadline while the leader is there.
             let again = context.now() + context.plan.join;
@@ -164,7 +190,7 @@ impl Process {
         match &error {
             JoinError::Spare { .. } => {
                 if let Program::Training(training) = &mut self.program {
-                    training.is_spare();
+                    training.is_spare(context);
                 }
                 self.come(context);
                 return None;
@@ -209,6 +235,7 @@ impl Process {
             let known = working.known_workers(once_more || is_fixed);
             self.present = known.present.clone();
             self.expected = known.expected(context.plan.most());
+            self.claim = Claim::after(working.claim);
             self.owed =
                 working.is_supplanted().then(|| (working.waits().keys().copied().collect(), context.now()));
             if working.is_supplanted() && !context.has(Planted::SupplantedKept) {
@@ -259,6 +286,15 @@ impl Process {
             Stage::Joining(joining) => Some((joining.links(), joining.told(), joining.began())),
             Stage::Working(working) => Some((working.links(), Some(working.generation), working.since)),
             Stage::Ended(_) => None,
+        }
+    }
+
+    /// Returns the cluster index of the leader that the process follows, or its own if it leads. Returns `None` if the
+    /// process is not joining, or knows no leader.
+    pub fn leader(&self) -> Option<usize> {
+        match &self.stage {
+            Stage::Joining(joining) => joining.leader(),
+            Stage::Working(_) | Stage::Ended(_) => None,
         }
     }
 
@@ -331,13 +367,17 @@ impl Process {
 
     fn begin_to_work(&mut self, context: &mut Context<'_>) {
         let joined = match std::mem::replace(&mut self.stage, Stage::Ended(None)) {
-            Stage::Joining(joining) => joining.into_joined(),
+            Stage::Joining(joining) => {
+                self.apart = joining.apart();
+                joining.into_joined()
+            }
             other => {
                 self.stage = other;
                 return;
             }
         };
-        (self.generation, self.places, self.spare_of) = (joined.generation, joined.places.clone(), 0);
+        (self.generation, self.places, self.spare_of) = (joined.generation, joined.places.clone(), (0, 0));
+        self.unformed = None;
         context.note(|| format!("has joined, as generation {}", joined.generation));
         let mut working = Working::new(context, joined, self.kept.take());
         working.welcome_spares(context);

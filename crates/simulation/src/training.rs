@@ -3,12 +3,13 @@
 
 use crate::checks::Certain;
 use crate::context::Context;
-use crate::course::{CHUNK, Weights};
+use crate::course::{CHUNK, Saved, Weights};
 use crate::planted::Planted;
 use crate::working::{Ending, Go, Working};
 use bytes::Bytes;
 use distribute_cluster::{Blame, Fault, Fingerprint, Operation, Presence, ReplicaStatus};
 use distribute_collective::group::{Frame, Protocol};
+use distribute_collective::recovery::report::agreement;
 use distribute_collective::recovery::state_transfer::{Failure, Next, Round};
 use distribute_collective::recovery::{Counters, RecoveryLimit, Report, StateTransfer, Updates};
 use std::panic::Location;
@@ -31,6 +32,8 @@ pub struct Training {
     begun: bool,
     /// Whether the process was a spare, which has built its model before it joined.
     spare: bool,
+    /// Whether the process has restored the latest checkpoint.
+    restored: bool,
     /// The generation in which the worker last agreed with the others on the position.
     agreed: u64,
     weights: Weights,
@@ -92,9 +95,31 @@ impl Training {
         self.until = self.until.map(|until| until + pause);
     }
 
-    /// Records that the process is a spare.
-    pub fn is_spare(&mut self) {
+    /// Records that the process is a spare. It has built its model, and restored the latest checkpoint.
+    pub fn is_spare(&mut self, context: &Context<'_>) {
         self.spare = true;
+        self.restore(context);
+    }
+
+    /// Restores the latest checkpoint, if there is one, unless the process has restored one or has already taken part
+    /// in training.
+    fn restore(&mut self, context: &Context<'_>) {
+        let is_new = !self.begun && !std::mem::replace(&mut self.restored, true);
+        let Some(Saved { weights, steps, agreed }) = context.saved.filter(|_| is_new) else { return };
+        self.weights = weights;
+        self.set_numbers(Counters { updates: weights.made, steps, ..Counters::default() });
+        self.agreed = if context.has(Planted::AgreementUnsaved) { 0 } else { agreed };
+    }
+
+    /// Saves a checkpoint if this is the chief, and one is due.
+    fn save(&self, working: &Working, context: &mut Context<'_>) {
+        let saves = context.plan.course.as_ref().and_then(|course| course.saves);
+        let is_due = saves.is_some_and(|saves| self.steps.is_multiple_of(saves));
+        if is_due && working.world.worker() == 0 {
+            context.note(|| format!("saves {:?}", self.weights));
+            let (weights, steps, agreed) = (self.weights, self.steps, self.agreed);
+            *context.saved = Some(Saved { weights, steps, agreed });
+        }
     }
 
     fn counters(&self) -> Counters {
@@ -110,6 +135,9 @@ impl Training {
     /// updates have been made.
     pub fn joined(&mut self, working: &mut Working, context: &mut Context<'_>) {
         let mut torn = None;
+        if !self.spare {
+            self.restore(context);
+        }
         if self.begun {
             match self.updates.rewind() {
                 Ok(steps) if !context.has(Planted::RewindForgotten) => {
@@ -153,15 +181,24 @@ impl Training {
             context.checks.torn(context.pid, working.generation);
             return Go::End(Ending::Torn);
         }
-        self.set_numbers(self.counters());
-        self.go_on(working, context, self.weights.made)
+        let counters = self.counters();
+        self.set_numbers(counters);
+        let mine = Report { begun: self.begun, spare: false, agreed: self.agreed, counters, torn: None };
+        let agreed = agreement(&[mine], working.generation);
+        self.go_on(working, context, self.weights.made, agreed)
     }
 
-    /// Resumes after the given number of updates.
-    fn go_on(&mut self, working: &mut Working, context: &mut Context<'_>, updates: u64) -> Go {
+    /// Resumes after the given number of updates, on which the workers have agreed in generation `agreed`.
+    fn go_on(&mut self, working: &mut Working, context: &mut Context<'_>, updates: u64, agreed: u64) -> Go {
         context.note(|| format!("goes on after update {updates}"));
         context.checks.meet(context.pid, working.generation, updates);
-        (self.begun, self.agreed, self.until) = (true, working.generation, None);
+        // The last step before a checkpoint may be repeated by workers that had not completed it.
+        let step = context.plan.course.as_ref().map_or(0, |course| course.updates());
+        if let Some(saved) = context.saved.filter(|saved| saved.weights.made > updates + step) {
+            context.broken(format!("goes on after update {updates}, and {saved:?} was saved"));
+        }
+        (self.begun, self.agreed, self.until) = (true, agreed, None);
+        working.raise(context, agreed);
         working.open(BETWEEN);
         self.between(working, context)
     }
@@ -184,7 +221,7 @@ impl Training {
                     return Go::On;
                 }
                 Next::Provide => handover.provide_state(Ok(self.weights.image().into())),
-                Next::Receive { image, source, counters } => {
+                Next::Receive { image, source, counters, agreed } => {
                     let weights = Weights::of_image(&image);
                     context.note(|| format!("takes {weights:?} of worker {source} over"));
                     if let Some(weights) = weights {
@@ -192,16 +229,17 @@ impl Training {
                         if !context.has(Planted::TakenUncounted) {
                             (self.begun, self.updates, self.steps) =
                                 (true, Updates::after(counters), counters.steps);
+                            self.agreed = agreed;
                         }
                     }
                     handover.received(weights.map(|_| ()).ok_or_else(|| "no state".to_owned()));
                 }
                 Next::End(Ok(agreed)) => {
+                    let agreement = handover.agreement(working.generation);
                     if let Some(agreed) = agreed {
                         self.set_numbers(agreed.counters);
                     }
-                    let updates = agreed.map_or(0, |agreed| agreed.counters.updates);
-                    return self.go_on(working, context, updates);
+                    return self.go_on(working, context, self.updates.count(), agreement);
                 }
                 Next::End(Err(Failure::Torn(..))) => {
                     context.checks.torn(context.pid, working.generation);
@@ -316,6 +354,7 @@ impl Training {
         working.say(context, &left);
         self.updates.end();
         working.protocol = *between;
+        self.save(working, context);
         self.between(working, context)
     }
 

@@ -6,7 +6,7 @@ use crate::joining::{Early, Joined};
 use crate::network::{Arrival, Conn};
 use crate::planted::Planted;
 use bytes::Bytes;
-use distribute_cluster::{Blame, Fingerprint, ReplicaStatus, World, fnv1a};
+use distribute_cluster::{Address, Blame, Fingerprint, ReplicaStatus, World, fnv1a};
 use distribute_collective::group::inbox::Event as Come;
 use distribute_collective::group::protocol::{Action, GRACE};
 use distribute_collective::group::{Content, Frame, Inbox, Protocol};
@@ -40,6 +40,8 @@ pub struct Working {
     pub world: World,
     /// The generation of the world.
     pub generation: u64,
+    /// The generation that this worker claims in the next rendezvous.
+    pub claim: u64,
     /// The state of the current session.
     pub protocol: Protocol,
     /// The time at which the worker joined the world.
@@ -51,6 +53,10 @@ pub struct Working {
     spares: BTreeMap<Conn, usize>,
     guests: Guests,
     late_join_replies: LateJoinReplies,
+    /// The id of the world's table.
+    table_id: u64,
+    /// The cluster index and address of each worker, if the leader was elected.
+    table: Vec<(usize, Address)>,
     /// The workers that are waiting for the next world.
     waiting_processes: WaitingProcesses,
     /// The time since which each of the waiting workers, by cluster index, has been waiting.
@@ -97,7 +103,8 @@ impl Working {
     /// Creates a worker that has just joined. `before` is the inbox of the previous world if it was kept, which only a
     /// planted bug does.
     pub fn new(context: &Context<'_>, joined: Joined, before: Option<Inbox>) -> Self {
-        let Joined { world, places, generation, links, spares, early, guests } = joined;
+        let Joined { world, places, generation, table_id, links, spares, early, guests, table, leader } =
+            joined;
         let inbox = before.unwrap_or_else(|| Inbox::new(world.workers()));
         for (from, early) in early {
             match early {
@@ -110,6 +117,7 @@ impl Working {
         Self {
             world,
             generation,
+            claim: generation,
             protocol,
             since: context.now(),
             late_join_replies: LateJoinReplies::new(
@@ -118,7 +126,10 @@ impl Working {
                 places.clone(),
                 generation,
             )
-            .maximum(context.plan.most()),
+            .maximum(context.plan.most())
+            .elected(leader),
+            table_id,
+            table,
             waiting_processes: WaitingProcesses::default(),
             waits: BTreeMap::new(),
             places,
@@ -136,6 +147,11 @@ impl Working {
         &self.links
     }
 
+    /// Returns whether the worker waits for others in a call.
+    pub fn is_in_call(&self) -> bool {
+        matches!(self.doing, Doing::Waiting { .. })
+    }
+
     /// Returns the connections to spares.
     pub fn spares(&self) -> impl Iterator<Item = Conn> {
         self.spares.keys().copied()
@@ -144,7 +160,7 @@ impl Working {
     /// Notifies the spares that have taken part in the rendezvous that they are spares of this world.
     pub fn welcome_spares(&mut self, context: &mut Context<'_>) {
         for conn in self.spares.keys() {
-            let note = Note::Spare(self.generation);
+            let note = Note::Spare(self.claim, self.table_id, self.table.clone());
             context.send(*conn, Arrival::Message(Message::new("", note.encode())));
         }
         self.record_spares();
@@ -156,6 +172,15 @@ impl Working {
             let note =
                 Note::Refused(*place, String::new(), Refusal::new(Reason::Ended, "the training has ended"));
             context.send(*conn, Arrival::Message(Message::new("", note.encode())));
+        }
+    }
+
+    /// Raises the generation that this worker claims, because the workers continue from the state of a later world.
+    pub fn raise(&mut self, context: &mut Context<'_>, generation: u64) {
+        if generation > self.claim {
+            self.claim = generation;
+            self.waiting_processes.raise(generation);
+            self.welcome_spares(context);
         }
     }
 
@@ -313,7 +338,7 @@ impl Working {
         if let Some(place) = self.guests.receive(context, conn, bytes, complete) {
             self.spares.insert(conn, place);
             self.record_spares();
-            let note = Note::Spare(self.generation);
+            let note = Note::Spare(self.claim, self.table_id, self.table.clone());
             context.send(conn, Arrival::Message(Message::new("", note.encode())));
         }
     }

@@ -24,7 +24,7 @@ RULES = {
     "sgd": (0, ""), "momentum": (1, "fb"), "adam": (2, "fffb"), "adamw": (3, "ffffb"), "adagrad": (4, "ff"),
     "rmsprop": (5, "fff"), "ftrl": (6, "ffffff"), "nadam": (7, "fffb"), "lion": (8, "fffb"), "row_adagrad": (9, "ff"),
 }  # fmt: skip
-PREAMBLE = b"dstrbnet" + struct.pack("<H", 6)
+PREAMBLE = b"dstrbnet" + struct.pack("<H", 7)
 
 
 class Refusal(ConnectionError):

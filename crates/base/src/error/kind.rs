@@ -184,7 +184,7 @@ fn of_join(error: &JoinError) -> ErrorKind {
     match error {
         JoinError::Bind { .. } | JoinError::System(_) => ErrorKind::Io,
         JoinError::Lost { .. } | JoinError::Leader { .. } => ErrorKind::PeerFailed,
-        JoinError::Deadline { .. } => ErrorKind::TimedOut,
+        JoinError::Deadline { .. } | JoinError::Minority { .. } => ErrorKind::TimedOut,
         JoinError::Refused { refusal, .. } | JoinError::OtherRefused { refusal, .. } => {
             match refusal.reason {
                 Reason::Ended | Reason::Generation | Reason::Complete => ErrorKind::Stale,

@@ -15,6 +15,8 @@ pub(super) struct ReformableLinks {
     /// The current world, or the previous one while the group re-forms.
     world: RwLock<(World, Arc<WorkerLocations>)>,
     generation: AtomicU64,
+    /// The generation that this worker claims when the group re-forms.
+    claim: AtomicU64,
     /// The workers of the current world to which messages may leave this machine, one bit for each. Ranks from 64 on
     /// are looked up in the mesh.
     distant: AtomicU64,
@@ -39,10 +41,10 @@ impl WorkerLocations {
 
 impl ReformableLinks {
     pub fn new(mesh: Mesh) -> Self {
-        let generation = AtomicU64::new(mesh.generation());
+        let [generation, claim] = [mesh.generation(); 2].map(AtomicU64::new);
         let world = RwLock::new((mesh.world(), WorkerLocations::of(&mesh)));
-        let distant = AtomicU64::new(distant(&mesh));
-        Self { mesh: RwLock::new(Some(mesh)), world, generation, distant, longest_wait: AtomicU64::new(0) }
+        let (distant, longest_wait) = (AtomicU64::new(distant(&mesh)), AtomicU64::new(0));
+        Self { mesh: RwLock::new(Some(mesh)), world, generation, claim, distant, longest_wait }
     }
 
     /// Creates the links of a spare, which is in no world yet. `world` is returned as its world until it joins one, and
@@ -51,7 +53,8 @@ impl ReformableLinks {
         let locations = WorkerLocations { positions: Vec::new(), addresses: Vec::new() };
         let world = RwLock::new((world, Arc::new(locations)));
         let (distant, longest_wait) = Default::default();
-        Self { mesh: RwLock::new(None), world, generation: AtomicU64::new(generation), distant, longest_wait }
+        let [generation, claim] = [generation; 2].map(AtomicU64::new);
+        Self { mesh: RwLock::new(None), world, generation, claim, distant, longest_wait }
     }
 
     /// Returns whether this process is a spare that has been in no world yet.
@@ -71,6 +74,7 @@ impl ReformableLinks {
     /// Sets the links of the next world.
     pub fn replace_mesh(&self, mesh: Mesh) {
         self.generation.store(mesh.generation(), Ordering::Relaxed);
+        self.claim.store(mesh.generation(), Ordering::Relaxed);
         let world = (mesh.world(), WorkerLocations::of(&mesh));
         *self.world.write().unwrap_or_else(PoisonError::into_inner) = world;
         let mut current = self.mesh.write().unwrap_or_else(PoisonError::into_inner);
@@ -82,6 +86,17 @@ impl ReformableLinks {
     /// Returns the generation of the current world, or of the previous one while the group re-forms.
     pub fn generation(&self) -> u64 {
         self.generation.load(Ordering::Relaxed)
+    }
+
+    /// Returns the generation that this worker claims when the group re-forms.
+    pub fn claim(&self) -> u64 {
+        self.claim.load(Ordering::Relaxed)
+    }
+
+    /// Raises the generation that this worker claims.
+    pub fn raise_claim(&self, generation: u64) {
+        self.claim.fetch_max(generation, Ordering::Relaxed);
+        self.mesh().iter().for_each(|mesh| mesh.raise(generation));
     }
 
     /// Returns the current world, or the previous one while the group re-forms.

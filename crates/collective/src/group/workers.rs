@@ -105,6 +105,19 @@ impl Group {
         self.reformable.as_ref().map_or(1, |links| links.generation())
     }
 
+    /// Returns the generation that this worker claims when the group re-forms: that of the world, unless it was
+    /// [raised](Self::raise_claim).
+    pub fn claim(&self) -> u64 {
+        self.reformable.as_ref().map_or(1, |links| links.claim())
+    }
+
+    /// Raises the generation that this worker claims, if it is earlier than `generation`: the workers of this world
+    /// continue from the state of a later one. Processes of worlds before that one do not supplant this world, and
+    /// their states do not replace its state. All workers of the world must make this call.
+    pub fn raise_claim(&self, generation: u64) {
+        self.reformable.iter().for_each(|links| links.raise_claim(generation));
+    }
+
     /// Sets whether the run has finished on all workers. If it has, the group does not re-form, and workers that
     /// replace lost ones are rejected with this reason.
     pub fn set_finished(&self, finished: bool) {

@@ -16,9 +16,11 @@
 
 // - INV-42: of the workers with most updates, the state of one that agreed with others last, after the last of
 //   them. Until a process has that state, it makes no calls with the others. When all have finished, they do not
-//   re-form the group again. A received state counts at once, with its numbers. Tests: `recovery/report.rs`,
-//   `recovery/state_transfer.rs`, `simulation/tests/it/scenarios.rs`, `simulation/tests/it/found.rs`,
-//   `distribute/tests/clusters/recovery/`.
+//   re-form the group again. A received state counts at once, with its numbers and its agreement. A state that was
+//   restored from a checkpoint of a later world than those of all workers that have taken part in training takes
+//   precedence, and a world that continues from it claims a later generation than the checkpoint's. Tests:
+//   `recovery/report.rs`, `recovery/state_transfer.rs`, `simulation/tests/it/scenarios.rs`,
+//   `simulation/tests/it/found.rs`, `distribute/tests/clusters/recovery/`.
 
 pub mod recovery_limit;
 pub mod report;

@@ -18,7 +18,8 @@ pub struct Report {
     /// state at another time than the others.
     pub spare: bool,
     /// The last generation in which the worker agreed with all others on a state; 0 if there was none. Workers with a
-    /// later agreement take precedence, regardless of their progress.
+    /// later agreement take precedence, regardless of their progress. For a worker that has just started, it is the
+    /// agreement of the workers that have saved the checkpoint from which its state was restored.
     pub agreed: u64,
     /// The counters that show the worker's progress.
     pub counters: Counters,
@@ -52,15 +53,29 @@ impl Report {
     fn rank(&self) -> (u64, (u64, u64)) {
         (self.agreed, self.counters.progress())
     }
+
+    /// Returns the order of the state among those in checkpoints, which have no count of updates. A checkpoint without
+    /// an agreement is not compared.
+    fn saved(&self) -> (u64, u64) {
+        if self.agreed == 0 { (0, 0) } else { (self.agreed, self.counters.steps) }
+    }
 }
 
-/// Chooses the worker whose state the others receive. Among the workers with a complete state, this is the one with the
+/// Chooses the worker whose state the others receive. If a worker that has just started has restored a state that is
+/// later than the agreements of all that have taken part in training, all others receive that state: they were cut off
+/// from the world that has saved it.
+///
+/// Otherwise, among the workers with a complete state, this is the one with the
 /// latest agreement, then the most progress, then the lowest rank.
 ///
-/// If no worker has taken part in training, returns [`Decision::Begin`], unless some, but not all, were spares: then
-/// all receive the state of the first worker that was not a spare. Returns [`Decision::Torn`] if only incomplete states
+/// If no worker has taken part in training, returns [`Decision::Begin`], unless some, but not all, were spares, or some
+/// have restored a later state than others: then all receive the state of the first worker that was not a spare among
+/// those with the latest state. Returns [`Decision::Torn`] if only incomplete states
 /// exist.
 pub fn decide(reports: &[Report]) -> Decision {
+    if let Some(source) = restored_later(reports) {
+        return transfer(reports, source, |worker, _| worker == source);
+    }
     let begun = || reports.iter().enumerate().filter(|(_, report)| report.begun);
     let complete = begun().filter(|(_, report)| report.torn.is_none());
     let Some((source, furthest)) =
@@ -76,15 +91,41 @@ pub fn decide(reports: &[Report]) -> Decision {
     transfer(reports, source, as_far)
 }
 
+/// Returns the worker that has restored a later state than those of all workers that have taken part in training;
+/// `None` if there is none, or if no worker has taken part in training.
+fn restored_later(reports: &[Report]) -> Option<usize> {
+    let latest = reports.iter().filter(|report| report.begun).map(Report::saved).max()?;
+    let restored = reports.iter().enumerate().filter(|(_, report)| !report.begun && report.saved() > latest);
+    restored.max_by_key(|(worker, report)| (report.saved(), usize::MAX - worker)).map(|(worker, _)| worker)
+}
+
+/// Returns the generation in which the workers of these reports agree, whose group has the given generation. It is
+/// later if a worker has restored a state of that generation or a later one, so that no process that was cut off before
+/// has a later agreement.
+pub fn agreement(reports: &[Report], generation: u64) -> u64 {
+    let after = |report: &Report| match report.agreed {
+        0 => 0,
+        agreed if report.begun => agreed,
+        restored => restored.saturating_add(1),
+    };
+    reports.iter().map(after).fold(generation, u64::max)
+}
+
 /// Decides for workers none of which has taken part in training.
 fn begin(reports: &[Report]) -> Decision {
-    match reports.iter().position(|report| !report.spare) {
-        // In all generations after the first, workers that have just started build their models alone, with other
-        // initial values.
-        Some(source) if reports.iter().any(|report| report.spare) => {
-            transfer(reports, source, |worker, _| worker == source)
-        }
-        _ => Decision::Begin,
+    let latest = reports.iter().map(Report::saved).max().unwrap_or_default();
+    let has_latest = |report: &Report| report.saved() == latest;
+    let spares = reports.iter().filter(|report| report.spare).count();
+    // In all generations after the first, workers that have just started build their models alone, with other
+    // initial values, and each restores the checkpoint that is the latest at that time.
+    if reports.iter().all(has_latest) && (spares == 0 || spares == reports.len()) {
+        return Decision::Begin;
+    }
+    let is_source =
+        |spare: bool| reports.iter().position(|report| has_latest(report) && report.spare == spare);
+    match is_source(false).or_else(|| is_source(true)) {
+        Some(source) => transfer(reports, source, |worker, _| worker == source),
+        None => Decision::Begin,
     }
 }
 
@@ -163,6 +204,41 @@ mod tests {
             assert_eq!(decided, decision, "{reports:?}");
         }
         assert_eq!(decide(&[torn(9), started()]), Decision::Torn(0, "half a step".into()));
+    }
+
+    // INV-42
+    #[test]
+    fn a_restored_state_of_a_later_world_takes_precedence_over_one_that_was_cut_off_before() {
+        let begun = |updates| Report { agreed: 50, ..at(updates) };
+        let restored = |agreed| Report { begun: false, agreed, ..at(9) };
+        let source = |reports: &[Report]| match decide(reports) {
+            Decision::Transfer { source, receivers, counters } => {
+                assert_eq!(counters.updates, reports[source].counters.updates);
+                (source, receivers)
+            }
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(source(&[begun(70), restored(51), restored(51)]), (1, vec![0, 2]));
+        assert_eq!(source(&[restored(52), begun(70), restored(53)]), (2, vec![0, 1]));
+        let torn = Report { torn: Some("half a step".into()), ..begun(70) };
+        assert_eq!(source(&[torn, restored(51)]), (1, vec![0]));
+        // The world of a checkpoint has made no step without this worker, unless the training has begun again since.
+        assert_eq!(source(&[restored(50), begun(70)]), (1, vec![0]));
+        assert_eq!(source(&[restored(50), begun(8)]), (0, vec![1]));
+        assert_eq!(decide(&[restored(51), restored(51)]), Decision::Begin);
+        // One has built its model before the others have restored theirs.
+        assert_eq!(source(&[started(), restored(51), restored(51)]), (1, vec![0, 2]));
+        assert_eq!(source(&[started(), Report { spare: true, ..restored(51) }]), (1, vec![0]));
+        for (reports, generation, agreed) in [
+            (&[started(), started()][..], 1, 1),
+            (&[restored(51), restored(51)], 1, 52),
+            (&[begun(70), restored(51)], 51, 52),
+            (&[begun(70), restored(50)], 51, 51),
+            (&[begun(70), begun(70)], 50, 50),
+            (&[begun(70), started()], 60, 60),
+        ] {
+            assert_eq!(agreement(reports, generation), agreed, "{reports:?}");
+        }
     }
 
     // INV-101

@@ -1,7 +1,7 @@
 //! The rounds in which the workers of a re-formed group agree on the state of training, and transfer it to those that
 //! need it.
 
-use super::report::{Decision, decide};
+use super::report::{Decision, agreement, decide};
 use super::rounds::{CHUNK, agree, decode_all, encode, to_wire};
 pub use super::rounds::{Failure, Round};
 use super::{Counters, Report};
@@ -20,6 +20,8 @@ pub struct StateTransfer<E> {
     chunk: usize,
     stage: Stage<E>,
     plan: Plan,
+    /// The reports of all workers, once they are known.
+    reports: Vec<Report>,
 }
 
 /// The decision which workers receive whose state.
@@ -28,6 +30,8 @@ struct Plan {
     source: usize,
     receivers: Vec<usize>,
     counters: Counters,
+    /// The agreement of the source.
+    agreed: u64,
 }
 
 #[derive(Debug)]
@@ -58,6 +62,8 @@ pub enum Next<E> {
         source: usize,
         /// The counters from which all workers continue.
         counters: Counters,
+        /// The agreement of the source, which is this worker's until all have received the state.
+        agreed: u64,
     },
     /// The transfer is over, because all workers have agreed, because it has failed, or because no worker has taken
     /// part in training (`None`).
@@ -76,7 +82,8 @@ pub struct Agreed {
 impl<E: Display> StateTransfer<E> {
     /// Creates the state machine of a worker with the report `mine`.
     pub fn new(world: World, mine: Report) -> Self {
-        Self { world, chunk: CHUNK, stage: Stage::Reports(mine), plan: Plan::default() }
+        let (plan, reports) = Default::default();
+        Self { world, chunk: CHUNK, stage: Stage::Reports(mine), plan, reports }
     }
 
     /// Sets the size in bytes of the chunk of a state that is sent in one round; the minimum is 1. It must be the same
@@ -112,8 +119,8 @@ impl<E: Display> StateTransfer<E> {
                 Next::Exchange(Round { what, is_first: false, to, body })
             }
             Stage::Receive(image) => {
-                let Plan { source, counters, .. } = self.plan;
-                Next::Receive { image: image.clone(), source, counters }
+                let Plan { source, counters, agreed, .. } = self.plan;
+                Next::Receive { image: image.clone(), source, counters, agreed }
             }
             Stage::Outcomes(received) => {
                 record("whether all workers have received it", encode(&to_wire(received, |()| ())))
@@ -126,7 +133,7 @@ impl<E: Display> StateTransfer<E> {
     pub fn receive(&mut self, mut bodies: Vec<Bytes>) {
         let over = Stage::Over(None);
         let next = match std::mem::replace(&mut self.stage, over) {
-            Stage::Reports(mine) => decode_all(self.world, bodies, mine).map(|reports| self.decide(&reports)),
+            Stage::Reports(mine) => decode_all(self.world, bodies, mine).map(|reports| self.decide(reports)),
             Stage::Lengths(given) => agree(self.world, bodies, given, Bytes::len).map(|(image, lengths)| {
                 let length = lengths.get(self.plan.source).copied().unwrap_or(0);
                 self.chunks(image, length, 0, BytesMut::new())
@@ -164,17 +171,26 @@ impl<E: Display> StateTransfer<E> {
         self.plan.receivers.len() + 1 == self.world.workers()
     }
 
+    /// Returns the generation in which the workers agree, whose group has the given generation. The result is correct
+    /// only after the exchange of reports.
+    pub fn agreement(&self, generation: u64) -> u64 {
+        agreement(&self.reports, generation)
+    }
+
     fn receives(&self) -> bool {
         self.plan.receivers.contains(&self.world.worker())
     }
 
-    fn decide(&mut self, reports: &[Report]) -> Stage<E> {
-        let (source, receivers, counters) = match decide(reports) {
+    fn decide(&mut self, reports: Vec<Report>) -> Stage<E> {
+        let decision = decide(&reports);
+        self.reports = reports;
+        let (source, receivers, counters) = match decision {
             Decision::Begin => return Stage::Over(Some(Ok(None))),
             Decision::Torn(worker, reason) => return Stage::Over(Some(Err(Failure::Torn(worker, reason)))),
             Decision::Transfer { source, receivers, counters } => (source, receivers, counters),
         };
-        self.plan = Plan { source, receivers, counters };
+        let agreed = self.reports.get(source).map_or(0, |report| report.agreed);
+        self.plan = Plan { source, receivers, counters, agreed };
         match () {
             () if self.plan.receivers.is_empty() => Stage::Outcomes(Ok(())),
             () if self.world.worker() == source => Stage::Provide,

@@ -16,6 +16,31 @@ impl Strategy {
         self.extended().group().map_or(1, Group::generation)
     }
 
+    /// Returns the latest generation in which the workers have agreed on the state of the training run: that of the
+    /// group, or a later one if they continue from a checkpoint. Always 1 for strategies without a group.
+    #[doc(hidden)]
+    pub fn agreement(&self) -> u64 {
+        self.extended().group().map_or(1, Group::claim)
+    }
+
+    /// Sets the generation in which the workers have agreed on the state, if it is later than that of the group.
+    #[doc(hidden)]
+    pub fn set_agreement(&self, generation: u64) {
+        self.extended().group().into_iter().for_each(|group| group.raise_claim(generation));
+    }
+
+    /// Returns the [agreement](Self::agreement) of the workers that have saved the checkpoint from which this process
+    /// was restored; 0 if it is unknown.
+    #[doc(hidden)]
+    pub fn restored_agreement(&self) -> u64 {
+        self.0.workers.restored_agreement()
+    }
+
+    /// Sets the agreement of the workers that have saved the checkpoint from which this process was restored.
+    pub(crate) fn set_restored_agreement(&self, agreement: u64) {
+        self.0.workers.set_restored_agreement(agreement);
+    }
+
     /// Resets the step counter to the step of the last update, so that the steps after it are repeated. Changes nothing
     /// if there are no such steps.
     ///

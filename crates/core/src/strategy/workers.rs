@@ -9,7 +9,7 @@ use distribute_cluster::resolver::ClusterResolver;
 use distribute_cluster::{Fingerprint, Job, Operation, World};
 use distribute_collective::group::{Group, Session};
 use std::panic::Location;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 /// The state of a strategy's communication with the other workers.
@@ -28,6 +28,9 @@ pub(super) struct Workers {
     survives: AtomicBool,
     /// Whether the program has created a `Training`.
     has_training: AtomicBool,
+    /// The agreement of the workers that have saved the checkpoint from which this process was restored; 0 if it is
+    /// unknown.
+    restored_agreement: AtomicU64,
 }
 
 impl Workers {
@@ -44,6 +47,14 @@ impl Workers {
     /// Allows calls with the other workers again.
     pub(super) fn finish_catching_up(&self) {
         self.catching_up.store(false, Ordering::Relaxed);
+    }
+
+    pub(super) fn restored_agreement(&self) -> u64 {
+        self.restored_agreement.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_restored_agreement(&self, agreement: u64) {
+        self.restored_agreement.store(agreement, Ordering::Relaxed);
     }
 
     pub(super) fn has_left(&self) -> bool {

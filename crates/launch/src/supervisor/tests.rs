@@ -9,7 +9,7 @@ fn policy() -> Policy {
         max_restarts: 0,
         backoff: SECOND,
         min_workers: None,
-        spares: false,
+        spares: 0,
         grace: 10 * SECOND,
         timeout: None,
     }
@@ -407,15 +407,17 @@ fn a_task_that_is_held_when_the_job_ends_is_not_started() {
     assert_eq!((&tasks[0].end, tasks[0].restarts), (&Some(End::Signaled(9)), 0));
 }
 
+/// Returns a supervisor of workers and spares.
+fn with_spares(workers: usize, spares: usize, max_restarts: u32, min_workers: usize) -> Supervisor {
+    let layout = Layout::new(workers).spares(spares);
+    let policy = Policy { max_restarts, min_workers: Some(min_workers), spares, ..policy() };
+    Supervisor::new(layout.tasks().into_iter().map(|(task, _)| task), policy).0
+}
+
 #[test]
-fn a_job_with_spares_needs_the_first_worker_at_once_and_goes_on_without_another() {
-    let job = |max_restarts| {
-        let layout = Layout::new(3).spares(1);
-        let policy = Policy { max_restarts, min_workers: Some(layout.trained()), spares: true, ..policy() };
-        Supervisor::new(layout.tasks().into_iter().map(|(task, _)| task), policy).0
-    };
+fn a_job_with_spares_and_a_minimum_needs_the_first_worker_at_once() {
     let failed = |task| ended(task, End::Signaled(9));
-    let mut supervisor = job(1);
+    let mut supervisor = with_spares(3, 1, 1, 2);
     let wait = |actions: &[Action]| match actions {
         [Action::Notify(Notice::Restart { .. }), Action::Set(Timer::Restart(_), wait)] => *wait,
         other => panic!("{other:?}"),
@@ -423,9 +425,81 @@ fn a_job_with_spares_needs_the_first_worker_at_once_and_goes_on_without_another(
     assert_eq!(wait(&supervisor.decide(failed(1))), SECOND);
     assert_eq!(wait(&supervisor.decide(failed(0))), Duration::ZERO);
     // Without restarts, a spare is used up.
-    let mut supervisor = job(0);
+    let mut supervisor = with_spares(3, 1, 0, 2);
     assert!(matches!(supervisor.decide(failed(2))[..], [Action::Notify(Notice::Lost { left: 3, .. })]));
     assert!(!supervisor.is_ending());
-    drop(supervisor.decide(failed(3)));
-    assert_eq!(supervisor.into_parts().0, Cause::Failed(3));
+    drop(supervisor.decide(failed(0)));
+    assert_eq!(supervisor.into_parts().0, Cause::Failed(0));
+}
+
+// INV-111
+#[test]
+fn a_job_with_spares_needs_no_certain_worker_and_ends_if_too_few_are_left() {
+    let failed = |task| ended(task, End::Signaled(9));
+    // The first one waits for its restart like any other.
+    for task in 0..4 {
+        let actions = with_spares(3, 1, 1, 3).decide(failed(task));
+        assert!(
+            matches!(actions[..], [Action::Notify(Notice::Restart { wait: SECOND, .. }), _]),
+            "{task}: {actions:?}"
+        );
+    }
+    for (workers, spares, to_re_form) in [(3, 1, 3), (3, 2, 3), (2, 2, 3), (2, 3, 4)] {
+        let all = workers + spares;
+        for first in [0, 1] {
+            let mut supervisor = with_spares(workers, spares, 0, workers);
+            for (lost, task) in (first..).take(spares).enumerate() {
+                let left = all - lost - 1;
+                let actions = supervisor.decide(failed(task));
+                assert!(
+                    matches!(actions[0], Action::Notify(Notice::Lost { left: other, .. }) if other == left),
+                    "{task} of {workers} and {spares}"
+                );
+                // With as many spares as workers, the missing tasks may be enough for another group.
+                let few = Action::Notify(Notice::Few { left, needed: to_re_form });
+                assert_eq!(actions[1..], [few][..usize::from(left < to_re_form)]);
+            }
+            let last = first + spares;
+            let actions = supervisor.decide(failed(last));
+            let Action::Notify(notice @ Notice::TooFew { .. }) = &actions[0] else { panic!("{actions:?}") };
+            let text = format!(
+                "worker {last}: signal 9 (SIGKILL: by a user, or by the system because it ran out of memory) after 1.0 s; \
+                 the job ends: of its workers and spares {} are left, and {workers} are needed",
+                workers - 1
+            );
+            assert_eq!(notice.to_string(), text);
+            assert_eq!(supervisor.into_parts().0, Cause::Failed(last));
+        }
+    }
+}
+
+// INV-111
+#[test]
+fn a_worker_that_fails_after_another_one_has_succeeded_is_not_restarted_and_a_chief_fails_the_job() {
+    let cause = |before: &[usize], failing: usize, succeeding: &[usize]| {
+        let mut supervisor = with_spares(3, 1, 1, 3);
+        for task in before {
+            drop(supervisor.decide(ended(*task, End::Signaled(9))));
+            drop(supervisor.decide(Input::Expired(Timer::Restart(*task))));
+        }
+        drop(supervisor.decide(ended(succeeding[0], End::Exited(0))));
+        let lost = supervisor.decide(ended(failing, End::Signaled(9)));
+        assert!(matches!(lost[..], [Action::Notify(Notice::Lost { .. })]), "{lost:?}");
+        succeeding[1..].iter().for_each(|task| drop(supervisor.decide(ended(*task, End::Exited(0)))));
+        assert!(supervisor.is_over());
+        supervisor.into_parts().0
+    };
+    // The first worker is the chief, and may have been lost while it wrote the results.
+    assert_eq!(cause(&[], 0, &[2, 1, 3]), Cause::Failed(0));
+    assert_eq!(cause(&[], 1, &[2, 0, 3]), Cause::Done);
+    // The first worker was restarted, and is a spare: worker 1 is the chief.
+    assert_eq!(cause(&[0], 1, &[2, 0, 3]), Cause::Failed(1));
+    assert_eq!(cause(&[0], 2, &[1, 0, 3]), Cause::Done);
+    // Too few have succeeded.
+    let mut supervisor = with_spares(3, 1, 0, 3);
+    drop(supervisor.decide(ended(3, End::Signaled(9))));
+    drop(supervisor.decide(ended(0, End::Exited(0))));
+    drop(supervisor.decide(ended(2, End::Signaled(9))));
+    drop(supervisor.decide(ended(1, End::Exited(0))));
+    assert_eq!(supervisor.into_parts().0, Cause::Failed(2));
 }

@@ -81,8 +81,14 @@ impl Connector {
             names: Names::default(),
             shared_memory: self.shared_memory,
         };
-        let mut dialer =
-            Dialer::new(Call { worker: 0, address: address.clone(), purpose, generation: 0, before: None });
+        let mut dialer = Dialer::new(Call {
+            worker: 0,
+            address: address.clone(),
+            purpose,
+            generation: 0,
+            table: 0,
+            before: None,
+        });
         loop {
             match dialer.advance(&context) {
                 Ok(None) => {}

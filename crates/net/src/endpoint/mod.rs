@@ -70,7 +70,8 @@ pub(crate) const JOB: &str = "job";
 /// Returns the [`Hello`] with which task `from` identifies itself when it calls task `to`.
 fn hello(job: &str, from: Task, to: Task) -> Hello {
     let purpose = Purpose::Call { from, to };
-    Hello { job: job.to_owned(), generation: 0, rank: 0, workers: 0, replicas: 0, digest: [0; 32], purpose }
+    let (generation, table, rank, workers, replicas) = Default::default();
+    Hello { job: job.to_owned(), generation, table, rank, workers, replicas, digest: [0; 32], purpose }
 }
 
 /// Returns the first name that is too long to be sent, if there is one.

@@ -2,7 +2,7 @@
 
 use super::decoder::preamble;
 use super::host::{check, proof};
-use super::{Hello, Names, Offer, Reason, Refusal, Words};
+use super::{Hello, Names, Offer, Purpose, Reason, Refusal, Words};
 use ring::hmac;
 
 /// The handshake of the side that has connected, which identifies itself and checks the other side.
@@ -56,6 +56,15 @@ impl Caller {
         self.offer = Some(offer);
     }
 
+    /// Returns whether this side wants to take part in a world.
+    fn joins(&self) -> bool {
+        let purpose = match &self.hello {
+            Words::Hello(hello, ..) => &hello.purpose,
+            _ => return false,
+        };
+        matches!(purpose, Purpose::Join { .. } | Purpose::Spare { .. })
+    }
+
     /// Processes a message of the other side and returns the next step.
     ///
     /// # Errors
@@ -77,6 +86,10 @@ impl Caller {
                 Ok(Answer::Send(Words::Proof(proof, self.offer).encode()))
             }
             Words::Welcome if self.proved => Ok(Answer::Welcome),
+            // Only a member of the job knows its worlds, and proves that it is one before it speaks of them.
+            Words::Refusal(refusal) if !self.proved && self.joins() && refusal.reason.is_of_a_world() => {
+                Err(Refusal::protocol())
+            }
             Words::Refusal(refusal) => Err(refusal),
             _ => Err(Refusal::protocol()),
         }

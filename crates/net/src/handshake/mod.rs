@@ -31,7 +31,7 @@ pub use decoder::HandshakeDecoder;
 pub use host::Host;
 pub use names::Names;
 pub use refusal::{Reason, Refusal};
-pub use words::{Hello, Offer, Purpose, Words};
+pub use words::{Hello, Offer, Purpose, UnformedWorld, Words};
 
 /// The version of the protocol, which must be the same on both sides.
-pub const VERSION: u16 = 6;
+pub const VERSION: u16 = 7;

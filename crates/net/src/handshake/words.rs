@@ -16,6 +16,45 @@ pub const MAX_TEXT: usize = 255;
 /// The maximum length of a refusal's text, in bytes.
 const MAX_REFUSAL: usize = 512;
 
+/// A world that was never complete: a process in its table has received the table, and then lost another worker before
+/// it had all of its links. So this world has made no step. Its leader knew of no complete world after `latest`, or had
+/// waited for its members in vain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnformedWorld {
+    /// The generation of the world.
+    pub generation: u64,
+    /// The id of the world's table. Another world of the same generation has another id, and may be complete.
+    pub table: u64,
+    /// The generation of the latest world before, as its leader knew; 0 if there was none.
+    pub latest: u64,
+    /// The position of a worker of the world to which the process could not link for some time; `None` if a worker was
+    /// lost.
+    pub unreached: Option<usize>,
+}
+
+impl UnformedWorld {
+    /// Returns whether the world of this generation with this table was never complete either.
+    pub fn covers(&self, generation: u64, table: u64) -> bool {
+        let is_before = self.latest < generation && generation < self.generation;
+        is_before || (generation, table) == (self.generation, self.table)
+    }
+
+    fn encode(world: Option<Self>, fields: &mut Writer) {
+        let Self { generation, table, latest, unreached } =
+            world.unwrap_or(Self { generation: 0, table: 0, latest: 0, unreached: None });
+        fields.u64(generation);
+        fields.u64(table);
+        fields.u64(latest);
+        fields.u64(unreached.map_or(0, |position| position as u64 + 1));
+    }
+
+    fn decode(fields: &mut Reader<'_>) -> Result<Option<Self>, Malformed> {
+        let (generation, table, latest) = (fields.u64()?, fields.u64()?, fields.u64()?);
+        let world = Self { generation, table, latest, unreached: fields.count()?.checked_sub(1) };
+        Ok((world.generation > 0).then_some(world))
+    }
+}
+
 /// The purpose of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Purpose {
@@ -23,6 +62,8 @@ pub enum Purpose {
     Join {
         /// The address, in the form `host:port`.
         address: String,
+        /// A world of which the worker knows that it was never complete.
+        unformed: Option<UnformedWorld>,
     },
     /// Link two workers that have joined.
     Link,
@@ -31,6 +72,8 @@ pub enum Purpose {
     Spare {
         /// The address, in the form `host:port`.
         address: String,
+        /// A world of which the process knows that it was never complete.
+        unformed: Option<UnformedWorld>,
     },
     /// Call a task, which may belong to a different world or to none.
     Call {
@@ -51,6 +94,8 @@ pub struct Hello {
     /// world of which it was a member; 0 if there was none. For a spare, it is the generation of the last world that
     /// was complete without it.
     pub generation: u64,
+    /// The id of the table of that world, for a link or a spare; 0 for other purposes, or if the id is unknown.
+    pub table: u64,
     /// The rank of the worker.
     pub rank: usize,
     /// The number of workers.
@@ -120,14 +165,20 @@ impl Words {
                 fields.u64(hello.generation);
                 fields.text(cut(&hello.job, MAX_TEXT));
                 match &hello.purpose {
-                    Purpose::Link => fields.fixed(&[0]),
-                    Purpose::Join { address } => {
+                    Purpose::Link => {
+                        fields.fixed(&[0]);
+                        fields.u64(hello.table);
+                    }
+                    Purpose::Join { address, unformed } => {
                         fields.fixed(&[1]);
                         fields.text(cut(address, MAX_TEXT));
+                        UnformedWorld::encode(*unformed, &mut fields);
                     }
-                    Purpose::Spare { address } => {
+                    Purpose::Spare { address, unformed } => {
                         fields.fixed(&[3]);
+                        fields.u64(hello.table);
                         fields.text(cut(address, MAX_TEXT));
+                        UnformedWorld::encode(*unformed, &mut fields);
                     }
                     Purpose::Call { from, to } => {
                         fields.fixed(&[2]);
@@ -154,6 +205,16 @@ impl Words {
             Words::Refusal(refusal) => {
                 fields.fixed(&[5, refusal.reason.code()]);
                 fields.text(cut(&refusal.text, MAX_REFUSAL));
+                if let (Reason::Elsewhere, Some((position, address))) =
+                    (refusal.reason, refusal.leader.as_deref())
+                {
+                    fields.u64(*position as u64);
+                    fields.text(cut(&address.to_string(), MAX_TEXT));
+                    fields.u64(refusal.generation);
+                }
+                if refusal.reason == Reason::Busy {
+                    fields.u64(refusal.generation);
+                }
             }
         }
         let mut bytes = fields.0;
@@ -176,14 +237,25 @@ impl Words {
                 let (rank, workers, replicas) = (fields.count()?, fields.count()?, fields.count()?);
                 let generation = fields.u64()?;
                 let job = fields.text(MAX_TEXT)?.to_owned();
+                let mut table = 0;
                 let purpose = match fields.fixed()? {
-                    [0] => Purpose::Link,
-                    [1] => Purpose::Join { address: fields.text(MAX_TEXT)?.to_owned() },
+                    [0] => {
+                        table = fields.u64()?;
+                        Purpose::Link
+                    }
+                    [1] => Purpose::Join {
+                        address: fields.text(MAX_TEXT)?.to_owned(),
+                        unformed: UnformedWorld::decode(&mut fields)?,
+                    },
                     [2] => Purpose::Call { from: task(&mut fields)?, to: task(&mut fields)? },
-                    [3] => Purpose::Spare { address: fields.text(MAX_TEXT)?.to_owned() },
+                    [3] => {
+                        table = fields.u64()?;
+                        let address = fields.text(MAX_TEXT)?.to_owned();
+                        Purpose::Spare { address, unformed: UnformedWorld::decode(&mut fields)? }
+                    }
                     _ => return Err(Malformed),
                 };
-                let hello = Hello { job, generation, rank, workers, replicas, digest, purpose };
+                let hello = Hello { job, generation, table, rank, workers, replicas, digest, purpose };
                 Words::Hello(hello, has_secret == 1, nonce)
             }
             2 => {
@@ -194,7 +266,16 @@ impl Words {
             4 => Words::Welcome,
             5 => {
                 let [code] = fields.fixed()?;
-                Words::Refusal(Refusal::new(Reason::from_code(code), fields.text(MAX_REFUSAL)?))
+                let (reason, text) = (Reason::from_code(code), fields.text(MAX_REFUSAL)?.to_owned());
+                Words::Refusal(match reason {
+                    Reason::Elsewhere => {
+                        let position = fields.count()?;
+                        let address = fields.text(MAX_TEXT)?.parse().map_err(|_| Malformed)?;
+                        Refusal::elsewhere(text, position, address, fields.u64()?)
+                    }
+                    Reason::Busy => Refusal::busy(text, fields.u64()?),
+                    reason => Refusal::new(reason, text),
+                })
             }
             _ => return Err(Malformed),
         };

@@ -25,4 +25,7 @@ pub(crate) trait WaitingWorkers: Send + Sync {
     /// Returns whether another world has replaced the one of `generation`: a waiting worker was a member of a different
     /// world, of the same generation or a later one.
     fn supplants(&self, generation: u64) -> bool;
+
+    /// Raises the generation that the members of the world claim to other processes.
+    fn raise(&self, generation: u64);
 }

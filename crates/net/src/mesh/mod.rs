@@ -108,6 +108,13 @@ impl Mesh {
         self.waiting.as_ref().is_some_and(|waiting| waiting.supplants(self.generation))
     }
 
+    /// Raises the generation that this worker claims to processes that connect: the workers of this world continue from
+    /// the state of a world of an earlier run, which was later than this one. Members of worlds before that one do not
+    /// [supplant](Self::is_supplanted) this world.
+    pub fn raise(&self, generation: u64) {
+        self.waiting.iter().for_each(|waiting| waiting.raise(generation));
+    }
+
     /// Returns the generation of the world. It is 1 at first, and incremented by each rendezvous.
     pub fn generation(&self) -> u64 {
         self.generation

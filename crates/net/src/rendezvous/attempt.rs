@@ -172,15 +172,20 @@ fn start_handshake(socket: TcpStream, call: &Call, context: &CallContext) -> Res
         Some(tls) => Stream::tls(socket, tls.client()?)?,
     };
     let purpose = match &call.purpose {
-        Purpose::Join { address } => Purpose::Join { address: reachable(address, here) },
-        Purpose::Spare { address } => Purpose::Spare { address: reachable(address, here) },
+        Purpose::Join { address, unformed } => {
+            Purpose::Join { address: reachable(address, here), unformed: *unformed }
+        }
+        Purpose::Spare { address, unformed } => {
+            Purpose::Spare { address: reachable(address, here), unformed: *unformed }
+        }
         other => other.clone(),
     };
     let to = match &purpose {
         Purpose::Call { to, .. } => to.clone(),
         Purpose::Join { .. } | Purpose::Spare { .. } | Purpose::Link => context.names.task(call.worker),
     };
-    let hello = Hello { purpose, generation: call.generation, ..context.hello.clone() };
+    let (generation, table) = (call.generation, call.table);
+    let hello = Hello { purpose, generation, table, ..context.hello.clone() };
     let nonce = secret::random().map_err(io::Error::other)?;
     let caller = Caller::new(hello, call.worker, context.access.key.clone(), nonce);
     let caller = caller.named(context.names.clone());

@@ -17,7 +17,14 @@ pub(crate) struct Dialer {
     state: State,
     retries: Retries,
     attempts: usize,
+    /// The latest refusal after which the call is retried.
+    answer: Option<Refusal>,
+    /// Whether an attempt has failed without an answer since [`take_missed`](Self::take_missed) was called.
+    is_missed: bool,
 }
+
+/// The wait after an answer that another attempt would not change, if the call must be retried nevertheless.
+const RELUCTANT: Duration = Duration::from_millis(500);
 
 #[derive(Debug)]
 enum State {
@@ -35,8 +42,38 @@ pub(crate) enum Failed {
 impl Dialer {
     /// Creates a call. The first attempt begins with the first [`advance`](Self::advance).
     pub fn new(call: Call) -> Self {
+        Self::after(call, Duration::ZERO)
+    }
+
+    /// Creates a call whose first attempt begins after a time.
+    pub fn after(call: Call, wait: Duration) -> Self {
         let retries = Retries::new(&call);
-        Self { call, state: State::Waiting(Deadline::after(Duration::ZERO)), retries, attempts: 0 }
+        let (state, attempts, answer, is_missed) = (State::Waiting(Deadline::after(wait)), 0, None, false);
+        Self { call, state, retries, attempts, answer, is_missed }
+    }
+
+    /// Begins the next attempt with the next [`advance`](Self::advance), unless one is running. With `only_first` this
+    /// applies only to the first attempt.
+    pub fn hurry(&mut self, only_first: bool) {
+        if let (State::Waiting(until), true) = (&mut self.state, self.attempts == 0 || !only_first) {
+            *until = Deadline::after(Duration::ZERO);
+        }
+    }
+
+    /// Retries a call later that [`advance`](Self::advance) has given up, for the given reason.
+    pub fn postpone(&mut self, reason: String) {
+        self.retries.broken(reason);
+        self.state = State::Waiting(Deadline::after(RELUCTANT));
+    }
+
+    /// Removes and returns the latest refusal after which the call is retried.
+    pub fn take_answer(&mut self) -> Option<Refusal> {
+        self.answer.take()
+    }
+
+    /// Returns whether an attempt has failed without an answer since this was last called.
+    pub fn take_missed(&mut self) -> bool {
+        std::mem::take(&mut self.is_missed)
     }
 
     pub fn call(&self) -> &Call {
@@ -94,8 +131,14 @@ impl Dialer {
                 Err(failure) => failure,
             };
             let wait = match failure {
-                AttemptError::Broken(reason) => self.retries.broken(reason),
-                AttemptError::Refused(refusal) => self.retries.refused(refusal).map_err(Failed::Refused)?,
+                AttemptError::Broken(reason) => {
+                    self.is_missed = true;
+                    self.retries.broken(reason)
+                }
+                AttemptError::Refused(refusal) => {
+                    self.answer = Some(refusal.clone());
+                    self.retries.refused(refusal).map_err(Failed::Refused)?
+                }
                 AttemptError::Policy(policy) => return Err(Failed::Policy(policy)),
             };
             self.state = State::Waiting(Deadline::after(wait));

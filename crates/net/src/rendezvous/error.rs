@@ -1,11 +1,19 @@
 //! Errors of a rendezvous.
 
 use super::Missing;
+use super::election::Electorate;
 use crate::handshake::Refusal;
 use crate::identity::{AccessError, IdentityError, PolicyError};
 use distribute_cluster::{Task, WorldError};
 use std::io;
 use std::time::Duration;
+
+/// The hint at addresses that are not reachable from other machines.
+const LOOPBACK: &str = " (loopback addresses only reach this machine)";
+
+/// The hint at the others for a process that was in a world and does not reach them.
+const CONTINUED: &str = ": the others may have continued without it, and it joins as a spare if it is restarted when it \
+                         reaches them";
 
 /// An error that prevents a worker from joining its world.
 #[derive(Debug, thiserror::Error)]
@@ -94,7 +102,7 @@ pub enum JoinError {
         waited.as_secs_f32().ceil(),
         missing.len(),
         super::progress::list(missing),
-        if *loopback { " (loopback addresses only reach this machine)" } else { "" },
+        if *loopback { LOOPBACK } else { "" },
         super::progress::also_refused(refused),
     )]
     Deadline {
@@ -110,6 +118,34 @@ pub enum JoinError {
         /// them.
         refused: Vec<String>,
     },
+    /// Too few tasks have connected before the deadline to be sure that the others have no world of their own.
+    #[error(
+        "minority: this process sees {seen} of {tasks} tasks after {} s, and needs {needed}{}; missing: {}; check that \
+         they run, that these are their addresses, and that no firewall blocks the connection{}{}",
+        waited.as_secs_f32().ceil(),
+        if *had_world { CONTINUED } else { "" },
+        super::progress::list(missing),
+        if *loopback { LOOPBACK } else { "" },
+        super::progress::also_refused(refused),
+    )]
+    Minority {
+        /// The time that this process has waited.
+        waited: Duration,
+        /// The number of tasks that have connected to each other, including this one.
+        seen: usize,
+        /// The number of tasks of the cluster, including spares.
+        tasks: usize,
+        /// The minimum number of tasks that form a world.
+        needed: usize,
+        /// Whether this process was a member or a spare of a world, which the others may have continued.
+        had_world: bool,
+        /// The tasks that have not connected.
+        missing: Vec<Missing>,
+        /// Whether the addresses of all tasks are loopback addresses, which are not reachable from other machines.
+        loopback: bool,
+        /// The connections that were rejected, each with its address and the reason.
+        refused: Vec<String>,
+    },
     /// A world is complete without this process, which is now its spare. Only a rendezvous that [returns
     /// spares](super::Rendezvous::returns_spare) fails with this error.
     #[error("the world of generation {generation} is complete, and this process is its spare")]
@@ -120,6 +156,23 @@ pub enum JoinError {
     /// A socket cannot be opened, or a thread cannot be started.
     #[error("failed to connect to the other workers: {0}")]
     System(#[from] io::Error),
+}
+
+impl JoinError {
+    /// Returns the error at the deadline of a process that takes part in an election. `had_world` is `true` if it was a
+    /// member or a spare of a world.
+    pub(super) fn of_minority(self, electorate: Electorate, had_world: bool) -> Self {
+        match self {
+            JoinError::Deadline { waited, workers, missing, loopback, refused }
+                if workers - missing.len().min(workers) < electorate.needed() =>
+            {
+                let (seen, needed) = (workers - missing.len().min(workers), electorate.needed());
+                let tasks = workers;
+                JoinError::Minority { waited, seen, tasks, needed, had_world, missing, loopback, refused }
+            }
+            other => other,
+        }
+    }
 }
 
 impl From<AccessError> for JoinError {

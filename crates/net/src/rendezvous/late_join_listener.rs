@@ -60,6 +60,7 @@ impl mesh::LateJoinHandler for LateJoinListener {
         for Accepted { hello, stream, .. } in accepted {
             spares.add(hello.rank, stream);
         }
+        spares.raise(waiting.waiting_processes().raised(0));
         spares.serve(over);
         self.record_spares();
     }
@@ -103,5 +104,9 @@ impl WaitingWorkers for WaitingRoom {
 
     fn supplants(&self, generation: u64) -> bool {
         self.waiting_processes().supplant(generation)
+    }
+
+    fn raise(&self, generation: u64) {
+        self.waiting_processes().raise(generation);
     }
 }

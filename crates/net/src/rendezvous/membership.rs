@@ -3,23 +3,30 @@
 
 // - **INV-34** The members of a world have one generation, which the leader creates when all have joined: one more
 //   than the last of which any of them was a member. A process that was in an earlier one than the leader is
-//   refused, and joins like one that has just started, which can take any free position. Links are made between
+//   refused, and joins like one that has just started, which can take any free position; an elected leader accepts it
+//   after the members of later ones. Links are made between
 //   workers that have received the same generation. A worker that leaves a world to re-form the group announces it
 //   (`Mesh::leave`), and a worker that is still joining the old world then joins the next one. Tests:
-//   `net/src/rendezvous/membership.rs`, `retries.rs`, `claim.rs`, `simulation/tests/it/scenarios.rs`,
+//   `net/src/rendezvous/membership/tests.rs`, `retries.rs`, `claim.rs`, `simulation/tests/it/scenarios.rs`,
 //   `simulation/tests/it/found.rs`.
 
+mod choice;
+
 use super::Missing;
-use crate::handshake::{Hello, Names, Purpose, Reason, Refusal};
+use crate::handshake::{Hello, Names, Purpose, Reason, Refusal, UnformedWorld};
 use distribute_cluster::{Address, Task};
-use std::cmp::{Ordering, Reverse};
-use std::collections::BTreeSet;
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The workers for which this worker waits in a rendezvous. The leader waits until all others join it. Any other worker
 /// waits until those with higher positions link to it.
 #[derive(Clone, Debug)]
 pub struct Membership {
     me: usize,
+    /// The position of the leader; `None` while this worker knows none.
+    leader: Option<usize>,
+    /// Whether the leader is elected.
+    is_elected: bool,
     names: Names,
     /// The addresses of the workers by position, as far as this worker knows them.
     addresses: Vec<Address>,
@@ -28,6 +35,12 @@ pub struct Membership {
     origins: Vec<Origin>,
     /// The generation that a process claims, by position.
     generations: Vec<u64>,
+    /// The id of the table of the world of which a process is a spare, by position.
+    tables: Vec<u64>,
+    /// The world of which the process knows that it was never complete, by position.
+    unformed: Vec<Option<UnformedWorld>>,
+    /// The pairs of workers that could not link to each other.
+    apart: Apart,
     /// The positions of the world's workers, in order, once they are known.
     members: Option<Vec<usize>>,
     /// The generation of the last world of which this worker was a member; 0 if there was none.
@@ -37,7 +50,18 @@ pub struct Membership {
     latest: u64,
     /// The generation of the new world, once it is known.
     generation: Option<u64>,
+    /// The id of the table of the new world: the one that this worker sends, or has received.
+    table: u64,
+    /// The generation and the id of the table of the world of which this worker is a spare that leads; 0 if it is none.
+    spare_of: (u64, u64),
 }
+
+/// Pairs of workers that could not link to each other, each with the number of further rendezvous in which the leader
+/// remembers it. The lower position is first.
+pub type Apart = BTreeMap<(usize, usize), u32>;
+
+/// The number of rendezvous in which a leader remembers a pair of workers that could not link to each other.
+const REMEMBERED: u32 = 4;
 
 /// The earliest generation of a world that has a spare. In the first generation, all workers build their models
 /// together, which a spare has done alone.
@@ -58,15 +82,97 @@ impl Membership {
     /// Creates the state of worker `me`, before any other has connected.
     pub fn new(me: usize, names: Names, addresses: Vec<Address>) -> Self {
         let (connected, origins) = (vec![false; addresses.len()], vec![Origin::Started; addresses.len()]);
-        let generations = vec![0; addresses.len()];
-        let (members, before, latest, generation) = Default::default();
-        Self { me, names, connected, origins, generations, addresses, members, before, latest, generation }
+        let (generations, tables) = (vec![0; addresses.len()], vec![0; addresses.len()]);
+        let unformed = vec![None; addresses.len()];
+        let (apart, members, before, latest, generation, table) = Default::default();
+        let (spare_of, is_elected) = Default::default();
+        Self {
+            me,
+            leader: Some(0),
+            is_elected,
+            names,
+            connected,
+            origins,
+            generations,
+            tables,
+            unformed,
+            addresses,
+            apart,
+            members,
+            before,
+            latest,
+            generation,
+            table,
+            spare_of,
+        }
+    }
+
+    /// Makes the leader the one that is elected. `leader` is the position of the first one; `None` if there is none.
+    pub fn elected(mut self, leader: Option<usize>) -> Self {
+        (self.is_elected, self.leader) = (true, leader);
+        self
+    }
+
+    /// Sets the leader after an election. The workers that had connected to this one must connect to that leader.
+    pub fn follow(&mut self, leader: Option<usize>) {
+        self.leader = leader;
+        self.connected.fill(false);
+    }
+
+    /// Makes this worker, which is a spare of the world of this generation and table, the leader.
+    pub fn lead_as_spare(&mut self, generation: u64, table: u64) {
+        self.follow(Some(self.me));
+        self.spare_of = (generation, table);
+    }
+
+    /// Sets the random id of the table that this worker sends if it leads.
+    pub fn table_id(mut self, table: u64) -> Self {
+        self.table = table;
+        self
+    }
+
+    /// Returns the id of the table of the new world, which this worker sends as the leader or has received.
+    pub fn table(&self) -> u64 {
+        self.table
+    }
+
+    /// Returns the position of the leader; `None` while this worker knows none.
+    pub fn leader(&self) -> Option<usize> {
+        self.leader
+    }
+
+    /// Returns whether this worker leads.
+    pub fn leads(&self) -> bool {
+        self.leader == Some(self.me)
     }
 
     /// Sets the generation of the last world of which worker `me` was a member; 0 means that there was none.
     pub fn after(mut self, generation: u64) -> Self {
         (self.before, self.latest) = (generation, generation);
         self
+    }
+
+    /// Sets the world of which this worker knows that it was never complete.
+    pub fn set_unformed(&mut self, world: Option<UnformedWorld>) {
+        if let Some(own) = self.unformed.get_mut(self.me) {
+            *own = world;
+        }
+    }
+
+    /// Sets the pairs of workers that could not link to each other, as this worker knows from its last rendezvous.
+    pub fn set_apart(&mut self, apart: Apart) {
+        let later = apart.into_iter().filter_map(|(pair, times)| Some((pair, times.checked_sub(1)?)));
+        self.apart = later.collect();
+    }
+
+    /// Returns the pairs of workers that could not link to each other, as far as this worker knows.
+    pub fn apart(&self) -> &Apart {
+        &self.apart
+    }
+
+    /// Returns the world of which this worker knows that it was never complete.
+    pub fn unformed(&self) -> Option<UnformedWorld> {
+        self.unformed.get(self.me).copied().flatten()
     }
 
     /// Returns the generation of the last world of which this worker was a member; 0 if there was none.
@@ -83,7 +189,7 @@ impl Membership {
         let next = self.latest.saturating_add(1);
         self.generation.unwrap_or_else(|| {
             let has_spare = self.connected_from(Origin::Spare).any(|(place, _)| is_in(place));
-            if has_spare { next.max(WITH_SPARES) } else { next }
+            if has_spare || self.spare_of.0 > 0 { next.max(WITH_SPARES) } else { next }
         })
     }
 
@@ -95,30 +201,38 @@ impl Membership {
         let refusal = |reason, text| Err(Refusal::new(reason, text));
         let (me, rank) = (self.me, hello.rank);
         let (mine, theirs) = (self.task(me), self.task(rank));
-        if let Purpose::Join { address } | Purpose::Spare { address } = &hello.purpose
+        if let Purpose::Join { address, .. } | Purpose::Spare { address, .. } = &hello.purpose
             && let Err(error) = address.parse::<Address>()
         {
             return refusal(Reason::Protocol, format!("{theirs} cannot be reported to the others: {error}"));
         }
-        match (&hello.purpose, me) {
-            (Purpose::Join { .. } | Purpose::Spare { .. }, 0) | (Purpose::Link, 1..) => {}
-            (Purpose::Join { .. } | Purpose::Spare { .. }, _) => {
-                return refusal(
-                    Reason::Rank,
-                    format!("{mine} does not lead this world: join {}", self.task(0)),
-                );
+        match (&hello.purpose, self.leads()) {
+            (Purpose::Join { .. } | Purpose::Spare { .. }, true) | (Purpose::Link, false) => {}
+            (Purpose::Join { .. } | Purpose::Spare { .. }, false) => {
+                let leader = self.task(self.leader.unwrap_or_default());
+                return refusal(Reason::Rank, format!("{mine} does not lead this world: join {leader}"));
             }
             (Purpose::Call { .. }, _) => {
                 return refusal(Reason::Purpose, format!("{mine} of a world accepts no calls"));
             }
             (Purpose::Link, _) => {
-                return refusal(Reason::Rank, format!("{theirs} has to join {mine} first"));
+                // In an election, this worker may have lost a world of which the other one has the table.
+                let reason = if self.is_elected { Reason::Early } else { Reason::Rank };
+                return refusal(reason, format!("{theirs} has to join {mine} first"));
             }
         }
         self.of_my_generation(hello)?;
-        if rank <= me {
+        let is_ahead = if self.leads() { rank != me } else { rank > me };
+        if !is_ahead {
             let text = format!("{mine} is the one that connects to {theirs}, not the other way");
             return refusal(Reason::Rank, text);
+        }
+        if let (Purpose::Link, Some(members)) = (&hello.purpose, &self.members)
+            && (!members.contains(&rank) || hello.table != self.table)
+        {
+            // It has a table that another leader has sent, which may have the same generation and this worker.
+            let text = format!("{theirs} is in no world with {mine}");
+            return refusal(Reason::Early, text);
         }
         match (self.connected.get(rank), self.addresses.get(rank)) {
             (Some(false), _) => Ok(()),
@@ -145,8 +259,14 @@ impl Membership {
             // A new process can take any free position. A leader that is new does not know of earlier
             // generations.
             (Purpose::Join { .. }, _) if hello.generation == 0 || self.before == 0 => return Ok(()),
-            // A spare has missed any number of worlds, but none that is later than the leader's.
-            (Purpose::Spare { .. }, _) if hello.generation <= self.before || self.before == 0 => {
+            // An elected leader accepts members of earlier worlds as such. Its own last world may not have been
+            // complete, so that these have the state.
+            (Purpose::Join { .. }, _) if self.is_elected && hello.generation <= self.before => return Ok(()),
+            // A spare has missed any number of worlds, but none that is later than the leader's. An elected leader
+            // waits for the members of a later one.
+            (Purpose::Spare { .. }, _)
+                if hello.generation <= self.before || self.before == 0 || self.is_elected =>
+            {
                 return Ok(());
             }
             (Purpose::Join { .. } | Purpose::Spare { .. }, _) => self.before,
@@ -188,14 +308,24 @@ impl Membership {
         if origin == Origin::Member {
             self.latest = self.latest.max(hello.generation);
         }
-        if let (Some(of), Some(generation)) =
-            (self.origins.get_mut(hello.rank), self.generations.get_mut(hello.rank))
-        {
-            (*of, *generation) = (origin, hello.generation);
+        if let (Some(of), Some(generation), Some(table)) = (
+            self.origins.get_mut(hello.rank),
+            self.generations.get_mut(hello.rank),
+            self.tables.get_mut(hello.rank),
+        ) {
+            (*of, *generation, *table) = (origin, hello.generation, hello.table);
         }
-        if let (Purpose::Join { address } | Purpose::Spare { address }, Some(known)) =
-            (&hello.purpose, self.addresses.get_mut(hello.rank))
+        if let (
+            Purpose::Join { address, unformed } | Purpose::Spare { address, unformed },
+            Some(known),
+            Some(world),
+        ) = (&hello.purpose, self.addresses.get_mut(hello.rank), self.unformed.get_mut(hello.rank))
         {
+            *world = *unformed;
+            if let Some(unreached) = unformed.and_then(|world| world.unreached) {
+                let pair = (hello.rank.min(unreached), hello.rank.max(unreached));
+                self.apart.insert(pair, REMEMBERED);
+            }
             // The address was checked before.
             if let Ok(address) = address.parse() {
                 *known = address;
@@ -217,50 +347,9 @@ impl Membership {
         connected.chain([self.me]).collect()
     }
 
-    /// Returns the positions of the connected processes that have built their models as spares.
-    pub fn spares(&self) -> BTreeSet<usize> {
-        self.connected_from(Origin::Spare).map(|(place, _)| place).collect()
-    }
-
-    /// Returns the number of workers that were members of an earlier world: the connected ones, and this one.
-    pub fn resuming(&self) -> usize {
-        self.connected_from(Origin::Member).count() + 1
-    }
-
-    /// Returns whether to wait for members of an earlier world of which a spare knows. None of its members has
-    /// connected yet, and one still may. Members of even earlier worlds do not have its state. This worker was in no
-    /// world.
-    pub fn awaits_members(&self) -> bool {
-        let latest = |origin| self.connected_from(origin).map(|(_, generation)| generation).max();
-        let may_connect = self.connected().len() < self.connected.len();
-        self.before == 0 && may_connect && latest(Origin::Spare) > latest(Origin::Member)
-    }
-
     /// Returns whether the members of the new world are decided.
     pub fn is_closed(&self) -> bool {
         self.members.is_some()
-    }
-
-    /// Returns the position of each connected process of an origin, and the generation that the process claims.
-    fn connected_from(&self, origin: Origin) -> impl Iterator<Item = (usize, u64)> {
-        let all = self.connected.iter().zip(&self.origins).zip(&self.generations).enumerate();
-        all.filter(move |(_, ((connected, of), _))| **connected && **of == origin)
-            .map(|(place, (_, generation))| (place, *generation))
-    }
-
-    /// Decides the members of the world: the connected workers, but at most `maximum` of them, including this one.
-    /// Members of earlier worlds take precedence over spares, and spares over processes that have just started. Among
-    /// processes of the same origin, a later generation takes precedence.
-    pub fn close(&mut self, maximum: usize) {
-        let mut others: Vec<_> = self.connected().into_iter().filter(|place| *place != self.me).collect();
-        others.sort_by_key(|place| {
-            let generation = self.generations.get(*place).copied();
-            (self.origins.get(*place).copied(), Reverse(generation), *place)
-        });
-        others.truncate(maximum.saturating_sub(1));
-        others.push(self.me);
-        others.sort_unstable();
-        self.members = Some(others);
     }
 
     /// Returns the positions in the cluster of the world's workers, by rank. Before they are decided, returns all
@@ -279,12 +368,13 @@ impl Membership {
         self.addresses.get(worker).map(Address::to_string).unwrap_or_default()
     }
 
-    /// Sets the world of the leader: its generation, and the positions and addresses of its workers. If it is not later
-    /// than this worker's last one, or positions are not sorted or lack 0 or this worker, returns `false`, unchanged.
-    pub fn locate(&mut self, generation: u64, members: Vec<(usize, Address)>) -> bool {
+    /// Sets the world of the leader: its generation, the id of its table, and the positions and addresses of its
+    /// workers. If it is not later than this worker's last one, or positions are not sorted or lack the leader or this
+    /// worker, returns `false`, unchanged.
+    pub fn locate(&mut self, generation: u64, table: u64, members: Vec<(usize, Address)>) -> bool {
         let positions: Vec<_> = members.iter().map(|(place, _)| *place).collect();
         let is_world = generation > self.before
-            && positions.first() == Some(&0)
+            && self.leader.is_some_and(|leader| positions.contains(&leader))
             && positions.is_sorted_by(|one, next| one < next)
             && positions.last().is_some_and(|last| *last < self.addresses.len())
             && positions.contains(&self.me);
@@ -292,14 +382,19 @@ impl Membership {
             for (place, address) in members {
                 self.addresses[place] = address;
             }
-            (self.generation, self.members) = (Some(generation), Some(positions));
+            (self.generation, self.members, self.table) = (Some(generation), Some(positions), table);
         }
         is_world
     }
 
-    /// Returns the workers for which this worker still waits.
+    /// Returns the workers for which this worker still waits: without a leader, all that have not connected.
     pub fn missing(&self) -> Vec<Missing> {
-        let waited = self.connected.iter().zip(&self.addresses).enumerate().skip(self.me + 1);
+        let is_linked_by = |place: usize| match self.leader {
+            Some(leader) if leader != self.me => place > self.me && place != leader,
+            _ => place != self.me,
+        };
+        let all = self.connected.iter().zip(&self.addresses).enumerate();
+        let waited = all.filter(|(place, _)| is_linked_by(*place));
         let is_member = |place| self.members.as_ref().is_none_or(|members| members.contains(&place));
         waited
             .filter(|(place, (connected, _))| !**connected && is_member(*place))
@@ -314,187 +409,4 @@ impl Membership {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn hello(rank: usize, purpose: Purpose) -> Hello {
-        Hello { job: "a".into(), generation: 1, rank, workers: 3, replicas: 1, digest: [0; 32], purpose }
-    }
-
-    fn join(rank: usize) -> Hello {
-        hello(rank, Purpose::Join { address: format!("10.0.0.{rank}:7") })
-    }
-
-    fn spare(rank: usize, generation: u64) -> Hello {
-        let purpose = Purpose::Spare { address: format!("10.0.0.{rank}:7") };
-        Hello { generation, ..hello(rank, purpose) }
-    }
-
-    fn at(me: usize) -> Membership {
-        Membership::new(
-            me,
-            Names::default(),
-            (0..3).map(|worker| format!("10.0.0.{worker}:0").parse().unwrap()).collect(),
-        )
-    }
-
-    #[test]
-    fn the_leader_takes_each_worker_once_and_again_when_it_has_gone() {
-        let mut members = at(0);
-        assert_eq!(members.missing().len(), 2);
-        members.decide(&join(2)).unwrap();
-        members.connect(&join(2));
-        assert_eq!(
-            members.addresses()[1..].iter().map(Address::to_string).collect::<Vec<_>>(),
-            ["10.0.0.1:0", "10.0.0.2:7"]
-        );
-        let taken = members.decide(&join(2)).unwrap_err();
-        assert_eq!(taken.reason, Reason::Taken);
-        assert!(taken.text.contains("worker 2 has already joined, at 10.0.0.2:7"), "{taken}");
-        members.leave(2);
-        members.decide(&join(2)).unwrap();
-        members.connect(&join(2));
-        members.connect(&join(1));
-        assert_eq!(members.missing(), []);
-    }
-
-    fn located(me: usize) -> Membership {
-        let mut members = at(me);
-        locate(&mut members, 1);
-        members
-    }
-
-    fn locate(members: &mut Membership, generation: u64) {
-        let all = members.addresses().iter().cloned().enumerate().collect();
-        assert!(members.locate(generation, all));
-    }
-
-    // INV-34
-    #[test]
-    fn the_leader_makes_the_generation_after_all_that_there_were_and_refuses_who_has_missed_one() {
-        let of = |rank, generation| Hello { generation, ..join(rank) };
-        // This is the generation of a first world.
-        assert_eq!(at(0).generation(), 1);
-        // A new leader learns the latest generation from the others.
-        let mut started = at(0);
-        for (rank, last) in [(1, 4), (2, 0)] {
-            started.decide(&of(rank, last)).unwrap();
-            started.connect(&of(rank, last));
-        }
-        assert_eq!(started.generation(), 5);
-        // An earlier member accepts new processes as well as other earlier members.
-        let mut there = at(0).after(4);
-        there.decide(&of(1, 0)).unwrap();
-        there.decide(&of(2, 4)).unwrap();
-        there.connect(&of(2, 4));
-        assert_eq!(there.generation(), 5);
-        let refusal = there.decide(&of(1, 3)).unwrap_err();
-        assert_eq!(refusal.reason, Reason::Generation);
-        assert!(
-            refusal.text.starts_with("worker 1 is of generation 3, and worker 0 of generation 4"),
-            "{refusal}"
-        );
-        assert_eq!(there.decide(&of(1, 5)).unwrap_err().reason, Reason::Replaced);
-    }
-
-    // INV-34
-    #[test]
-    fn links_connect_workers_that_received_the_same_world() {
-        let of = |generation| Hello { generation, ..hello(2, Purpose::Link) };
-        let mut members = at(1).after(6);
-        assert_eq!(members.decide(&of(7)).unwrap_err().reason, Reason::Early);
-        locate(&mut members, 7);
-        members.decide(&of(7)).unwrap();
-        assert_eq!(members.decide(&of(6)).unwrap_err().reason, Reason::Generation);
-        assert_eq!(members.decide(&of(8)).unwrap_err().reason, Reason::Replaced);
-    }
-
-    // INV-43
-    #[test]
-    fn a_partial_world_has_the_present_workers_and_waits_for_no_others() {
-        let mut leader = at(0);
-        leader.connect(&join(2));
-        assert_eq!((leader.connected(), leader.missing().len()), ([0, 2].into(), 1));
-        leader.close(3);
-        assert_eq!((leader.members(), leader.missing()), (vec![0, 2], vec![]));
-        let table = |positions: &[usize]| -> Vec<(usize, Address)> {
-            positions.iter().map(|place| (*place, format!("10.0.0.{place}:8").parse().unwrap())).collect()
-        };
-        let mut member = at(1);
-        for no_world in [&[][..], &[0, 2], &[1], &[1, 0], &[0, 1, 1], &[0, 1, 3]] {
-            assert!(!member.locate(1, table(no_world)), "{no_world:?}");
-        }
-        assert!(!member.locate(0, table(&[0, 1])), "of a generation that is over");
-        assert!(member.locate(1, table(&[0, 1])));
-        assert_eq!((member.members(), member.missing()), (vec![0, 1], vec![]));
-    }
-
-    // INV-100
-    #[test]
-    fn members_take_precedence_over_spares_and_spares_over_new_processes() {
-        let of = |rank, generation| Hello { generation, ..join(rank) };
-        let addresses = (0..5).map(|worker| format!("10.0.0.{worker}:0").parse().unwrap()).collect();
-        let mut leader = Membership::new(0, Names::default(), addresses);
-        leader.connect(&spare(2, 4));
-        leader.connect(&of(1, 0));
-        assert!(leader.awaits_members());
-        assert_eq!((leader.spares(), leader.resuming()), ([2].into(), 1));
-        leader.connect(&of(4, 4));
-        assert!(!leader.awaits_members());
-        assert_eq!(leader.resuming(), 2);
-        for (maximum, members) in
-            [(1, &[0][..]), (2, &[0, 4]), (3, &[0, 2, 4]), (4, &[0, 1, 2, 4]), (5, &[0, 1, 2, 4])]
-        {
-            leader.close(maximum);
-            assert_eq!((leader.members(), leader.generation()), (members.to_vec(), 5));
-        }
-        // A leader that was in generation 4 accepts a spare of any earlier one, and of no later one.
-        let mut there = at(0).after(4);
-        there.connect(&spare(2, 4));
-        assert!(!there.awaits_members());
-        there.decide(&spare(1, 2)).unwrap();
-        there.decide(&spare(1, 4)).unwrap();
-        assert_eq!(there.decide(&spare(1, 5)).unwrap_err().reason, Reason::Replaced);
-    }
-
-    // INV-100
-    #[test]
-    fn members_of_the_latest_world_take_precedence_and_the_world_of_a_spare_does_not_count() {
-        let of = |rank, generation| Hello { generation, ..join(rank) };
-        let addresses: Vec<Address> =
-            (0..5).map(|worker| format!("10.0.0.{worker}:0").parse().unwrap()).collect();
-        let mut leader = Membership::new(0, Names::default(), addresses);
-        leader.connect(&spare(4, 5));
-        // Members of generation 5 can supplant the new world.
-        assert_eq!(leader.generation(), 2);
-        // Worker 1 was cut off, and generation 5 was made without it.
-        leader.connect(&of(1, 4));
-        assert!(leader.awaits_members());
-        leader.connect(&of(3, 5));
-        assert!(!leader.awaits_members());
-        leader.close(2);
-        assert_eq!((leader.members(), leader.generation()), (vec![0, 3], 6));
-        leader.close(3);
-        assert_eq!(leader.members(), [0, 1, 3]);
-    }
-
-    #[test]
-    fn a_worker_that_contacts_the_wrong_worker_gets_an_error() {
-        for (members, caller, text) in [
-            (at(0), join(3), "there is no worker 3"),
-            (at(0), join(0), "worker 0 is the one that connects to worker 0"),
-            (at(0), hello(1, Purpose::Link), "worker 1 has to join worker 0 first"),
-            (at(1), join(2), "worker 1 does not lead this world: join worker 0"),
-            (located(2), hello(1, Purpose::Link), "worker 2 is the one that connects to worker 1"),
-        ] {
-            let refusal = members.decide(&caller).unwrap_err();
-            assert_eq!(refusal.reason, Reason::Rank);
-            assert!(refusal.text.contains(text), "{refusal}");
-        }
-        let mut members = at(1);
-        locate(&mut members, 1);
-        members.decide(&hello(2, Purpose::Link)).unwrap();
-        members.connect(&hello(2, Purpose::Link));
-        assert_eq!(members.missing(), []);
-    }
-}
+mod tests;

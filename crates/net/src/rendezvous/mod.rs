@@ -10,6 +10,8 @@
 //! | [`state`] | `RendezvousState`: a worker's decisions about incoming and outgoing connections: pure |
 //! | [`quorum`] | [`Quorum`]: the number of workers that make a world: pure |
 //! | [`retries`] | the times of further attempts to connect: pure |
+//! | [`election`] | who leads, if the first worker need not: pure |
+//! | [`memory`] | [`Memory`]: what a process has learned in its rendezvous |
 //! | [`claim`] | the claim of a process in a rendezvous, and whether it may retry: pure |
 //! | `running` | the rendezvous over sockets, from the first connection to the last |
 //! | [`late_join_replies`], [`waiting`] | replies to latecomers, and the record of those that wait for the next world: pure |
@@ -25,6 +27,9 @@
 //! the leader sends them the addresses. Then worker i connects to each worker j with 0 < j < i. The connection to the
 //! leader becomes the link to it.
 //!
+//! With a fixed number of workers and spares, the leader is [elected](Rendezvous::elect), so that the others do not
+//! need the first worker. Then any process can be asked, and names the leader.
+//!
 //! A world may have a [maximum number](Quorum::maximum) of workers. The leader accepts other processes as *spares*, and
 //! holds their connections. When the group re-forms, spares take the positions of lost workers.
 //!
@@ -35,15 +40,17 @@
 //   all workers at once, if it is needed: the leader names it to all. It has proved the secret before, or has a
 //   certificate, or, if there is neither, is a process of the same user that has the job's name. A stranger ends
 //   nothing; its address and the reason are in the error at the deadline. Tests: `net/src/identity/access.rs`,
-//   `net/tests/it/refusals.rs`, `net/src/rendezvous/state.rs`.
+//   `net/tests/it/refusals.rs`, `net/src/rendezvous/state/tests.rs`.
 // - INV-28: there are at most 64 strangers at once, for 5 s each, for which no thread waits. Tests:
 //   `net/tests/it/refusals.rs`.
 
 pub mod claim;
+pub mod election;
 pub mod error;
 pub mod late_join_replies;
 pub mod listener;
 pub mod membership;
+pub mod memory;
 pub mod note;
 pub mod progress;
 pub mod quorum;
@@ -65,21 +72,24 @@ mod spare_links;
 pub use claim::Claim;
 pub use error::JoinError;
 pub use listener::Listener;
+pub use memory::Memory;
 pub use progress::{Missing, Progress};
 pub use quorum::{KnownWorkers, Quorum};
 
 use crate::handshake::{Hello, Names, Purpose, words};
-use crate::identity::{Access, Credentials, Identity, PolicyError, policy};
+use crate::identity::{Access, Credentials, Identity, PolicyError, policy, secret};
 use crate::mesh::RendezvousResult;
 use crate::shm::SharedMemory;
 use crate::{Mesh, Receiver, Settings};
 use attempt::CallContext;
 use distribute_cluster::{Address, Deadline, ReplicaCount, Task, World, deadline};
+use election::{Election, Electorate};
 use listener::OpenError;
 use membership::Membership;
 use reception::Reception;
 use running::RunningRendezvous;
 use state::RendezvousState;
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -99,6 +109,7 @@ pub struct Rendezvous {
     credentials: Credentials,
     timeout: Duration,
     quorum: Quorum,
+    memory: Option<Memory>,
     settings: Settings,
     shared_memory: SharedMemory,
     listen: Option<String>,
@@ -122,6 +133,7 @@ impl Rendezvous {
             credentials: Identity::None.into(),
             timeout: deadline::DEFAULT_TIMEOUT,
             quorum: Quorum::all(world.workers()),
+            memory: None,
             settings: Settings::default(),
             shared_memory: SharedMemory::default(),
             listen: None,
@@ -156,6 +168,8 @@ impl Rendezvous {
     }
 
     /// Makes this process a spare of the world of the given generation. The default is 0, for no spare.
+    ///
+    /// With [elections](Self::elect), a later world of the `memory` takes precedence.
     ///
     /// A spare waits as long as the job lasts: [`join`](Self::join) returns when a world needs it. The
     /// [timeout](Self::timeout) only applies while the leader cannot be reached.
@@ -196,6 +210,19 @@ impl Rendezvous {
     /// spares.
     pub fn quorum(mut self, quorum: Quorum) -> Self {
         self.quorum = quorum;
+        self
+    }
+
+    /// Elects the leader of the world. By default, worker 0 leads.
+    ///
+    /// Every process asks all addresses that it knows: those of the cluster, and those in `memory`, to which it adds
+    /// the addresses that it learns. It needs one that answers. The port of any worker may be 0, but a process that is
+    /// started again only finds the others if it knows the address of one that is running.
+    ///
+    /// There are no two worlds, because the [minimum](Quorum::minimum) is at least
+    /// [`Electorate::needed`](election::Electorate::needed). All workers must use this setting, or none.
+    pub fn elect(mut self, memory: Memory) -> Self {
+        self.memory = Some(memory);
         self
     }
 
@@ -274,6 +301,7 @@ impl Rendezvous {
             }
             None => self.bind(&addresses[world.worker()], &access, deadline)?,
         };
+        let configured = addresses.clone();
         let port = listener.address()?.port();
         let own = &mut addresses[world.worker()];
         if own.port() == 0 {
@@ -282,6 +310,7 @@ impl Rendezvous {
         let hello = Hello {
             job: self.job,
             generation: self.generation,
+            table: 0,
             rank: world.worker(),
             workers: world.workers(),
             replicas: match world.count() {
@@ -297,19 +326,46 @@ impl Rendezvous {
             names: self.names.clone(),
             shared_memory,
         };
-        let members = Membership::new(world.worker(), self.names.clone(), addresses).after(self.generation);
+        let own = (world.worker(), addresses[world.worker()].clone());
+        let table = secret::random()?.iter().take(8).fold(0, |id, byte| id << 8 | u64::from(*byte));
+        let members = Membership::new(world.worker(), self.names.clone(), addresses);
+        let members = members.after(self.generation).table_id(table);
+        let present = self.quorum.present.clone();
+        let electorate = Electorate::new(world.workers(), self.quorum.maximum);
+        if self.memory.is_some() {
+            self.quorum.minimum = self.quorum.minimum.max(electorate.needed());
+        }
+        // In an earlier attempt, the process may have been told of a later world.
+        let told = self.memory.as_ref().and_then(Memory::spare_of).filter(|_| self.spare_of > 0);
+        let (spare_of, spare_table) = told.unwrap_or((self.spare_of, 0));
+        // Spares wait for a leader from the time at which the last one was lost.
+        let mut state = RendezvousState::new(world, members)
+            .quorum(self.quorum)
+            .patience(self.timeout / 2)
+            .spare_of(spare_of, spare_table);
+        if let Some(memory) = &self.memory {
+            let learned = memory.addresses();
+            let likely: BTreeSet<_> = match self.spare_of {
+                0 => present.first().copied().into_iter().collect(),
+                _ => learned.keys().copied().collect(),
+            };
+            let election = Election::new(world.worker(), configured, learned);
+            state = state.after_unformed(memory.unformed()).after_apart(memory.apart());
+            state = state.elect(if likely.is_empty() { election } else { election.with_likely(likely) });
+            memory.add([own]);
+        }
         let running = RunningRendezvous::new(
             world,
-            // Spares wait for a leader from the time at which the last one was lost.
-            RendezvousState::new(world, members)
-                .quorum(self.quorum)
-                .patience(self.timeout / 2)
-                .spare_of(self.spare_of),
+            state,
             Reception::new(listener, access, hello, shared_memory).named(self.names.clone()),
             context,
             self.settings,
             self.progress,
         );
+        let running = match self.memory {
+            Some(memory) => running.elect(electorate, memory),
+            None => running,
+        };
         running.returns_spare(self.returns_spare).complete(deadline, receiver)
     }
 
@@ -347,6 +403,13 @@ impl Rendezvous {
 
     fn bind(&self, own: &Address, access: &Access, deadline: Deadline) -> Result<Listener, JoinError> {
         let worker = self.world.worker();
+        if let (Some(memory), None, 0) = (&self.memory, &self.listen, own.port()) {
+            // Others know the port at which this process has listened before.
+            let before = memory.addresses().remove(&worker);
+            if let Some(Ok(listener)) = before.map(|before| Listener::open(&before, access, deadline)) {
+                return Ok(listener);
+            }
+        }
         let address = self.listen.clone().unwrap_or_else(|| own.to_string());
         let error =
             |source| JoinError::Bind { worker, task: self.task(worker), address: address.clone(), source };

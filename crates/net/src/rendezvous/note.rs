@@ -7,6 +7,9 @@ use bytes::Bytes;
 use distribute_cluster::{Address, Job};
 use std::time::Duration;
 
+/// The generation of a world, the id of its table, and the position and address of each of its workers.
+type World = (u64, u64, Vec<(usize, Address)>);
+
 /// The maximum length of an address in a note, in bytes.
 const LONGEST: usize = 255;
 
@@ -18,14 +21,19 @@ const MAX_REASON: usize = 1024;
 pub enum Note {
     /// The world is not complete yet.
     Waiting(Progress),
-    /// The world is complete. The fields are its generation, and the position and address of each of its workers.
-    Table(u64, Vec<(usize, Address)>),
+    /// The world is complete. The fields are its generation, the id of this table, and the position and address of each
+    /// of its workers.
+    Table(u64, u64, Vec<(usize, Address)>),
     /// No world will be formed, because a worker was rejected. The fields are that worker's position, the address from
     /// which it has connected, and the refusal.
     Refused(usize, String, Refusal),
-    /// A world is complete without the receiver, which is its spare from now on and waits for another note. The field
-    /// is the generation of that world.
-    Spare(u64),
+    /// A world is complete without the receiver, which is its spare from now on and waits for another note. The fields
+    /// are the generation of that world, the id of its table and, if leaders are elected, the position and address of
+    /// each of its workers.
+    Spare(u64, u64, Vec<(usize, Address)>),
+    /// The sender was elected, and has accepted the receiver. The field is the generation of the last world of which
+    /// the sender was a member; 0 if there was none.
+    Leads(u64),
 }
 
 impl Note {
@@ -44,13 +52,9 @@ impl Note {
                 }
                 progress.refused.iter().for_each(|refused| fields.text(cut(refused)));
             }
-            Note::Table(generation, members) => {
+            Note::Table(generation, table, members) => {
                 fields.fixed(&[1]);
-                fields.u64(*generation);
-                for (place, address) in members {
-                    fields.u64(*place as u64);
-                    fields.text(&address.to_string());
-                }
+                write_world(&mut fields, *generation, *table, members);
             }
             Note::Refused(worker, address, refusal) => {
                 fields.fixed(&[2, refusal.reason.code()]);
@@ -58,8 +62,12 @@ impl Note {
                 fields.text(address);
                 fields.text(cut(&refusal.text));
             }
-            Note::Spare(generation) => {
+            Note::Spare(generation, table, members) => {
                 fields.fixed(&[3]);
+                write_world(&mut fields, *generation, *table, members);
+            }
+            Note::Leads(generation) => {
+                fields.fixed(&[4]);
                 fields.u64(*generation);
             }
         }
@@ -87,11 +95,8 @@ impl Note {
                 Ok(Note::Waiting(Progress { workers, waited, missing, refused }))
             }
             [1] => {
-                let (generation, mut members) = (fields.u64()?, Vec::new());
-                while !fields.0.is_empty() {
-                    members.push((fields.count()?, fields.text(LONGEST)?.parse().map_err(|_| Malformed)?));
-                }
-                Ok(Note::Table(generation, members))
+                let (generation, table, members) = read_world(fields)?;
+                Ok(Note::Table(generation, table, members))
             }
             [2] => {
                 let [code] = fields.fixed()?;
@@ -101,13 +106,36 @@ impl Note {
                 Ok(Note::Refused(worker, address, refusal))
             }
             [3] => {
+                let (generation, table, members) = read_world(fields)?;
+                Ok(Note::Spare(generation, table, members))
+            }
+            [4] => {
                 let generation = fields.u64()?;
                 fields.end()?;
-                Ok(Note::Spare(generation))
+                Ok(Note::Leads(generation))
             }
             _ => Err(Malformed),
         }
     }
+}
+
+/// Writes the generation of a world, the id of its table, and the position and address of each of its workers.
+fn write_world(fields: &mut Writer, generation: u64, table: u64, members: &[(usize, Address)]) {
+    fields.u64(generation);
+    fields.u64(table);
+    for (place, address) in members {
+        fields.u64(*place as u64);
+        fields.text(&address.to_string());
+    }
+}
+
+/// Reads what [`write_world`] has written, up to the end of the note.
+fn read_world(mut fields: Reader<'_>) -> Result<World, Malformed> {
+    let (generation, table, mut members) = (fields.u64()?, fields.u64()?, Vec::new());
+    while !fields.0.is_empty() {
+        members.push((fields.count()?, fields.text(LONGEST)?.parse().map_err(|_| Malformed)?));
+    }
+    Ok((generation, table, members))
 }
 
 fn cut(text: &str) -> &str {
@@ -127,9 +155,11 @@ mod tests {
         let waiting = Progress { workers: 4, waited, missing, refused };
         for note in [
             Note::Waiting(waiting),
-            Note::Table(7, vec![(0, "a:1".parse().unwrap()), (3, "b:2".parse().unwrap())]),
+            Note::Table(7, 1, vec![(0, "a:1".parse().unwrap()), (3, "b:2".parse().unwrap())]),
             Note::Refused(3, "10.0.0.9:7".to_owned(), Refusal::new(Reason::Cluster, "of another program")),
-            Note::Spare(5),
+            Note::Leads(4),
+            Note::Spare(5, 2, vec![]),
+            Note::Spare(6, 3, vec![(1, "a:1".parse().unwrap()), (2, "b:2".parse().unwrap())]),
         ] {
             assert_eq!(Note::decode(&note.encode()), Ok(note));
         }

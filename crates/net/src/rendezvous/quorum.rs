@@ -2,13 +2,13 @@
 
 // - INV-43: a worker that joins later, or did not receive the decision, is in none of the world's sessions and
 //   waits until the group is re-formed. Workers are numbered again, without gaps, in the order of their positions
-//   in the cluster. Tests: `net/src/rendezvous/membership.rs`, `late_join_replies.rs`, `net/tests/it/elastic.rs`,
+//   in the cluster. Tests: `net/src/rendezvous/membership/tests.rs`, `late_join_replies.rs`, `net/tests/it/elastic.rs`,
 //   `clusters/recovery/elastic.rs`, `simulation/tests/it/scenarios.rs`.
 // - **INV-100** A world has at most its maximum number of workers. Members of an earlier world take precedence over
 //   spares, members of the latest world over others, and spares over processes that have just started. A leader that
 //   has just started waits for the members of the latest world of which a spare knows, for half of its patience. If it
 //   then begins a world without them, it is of generation 2, so that members of that one or a later one supplant it.
-//   Tests: `net/src/rendezvous/quorum.rs`, `membership.rs`, `state.rs`, `late_join_replies.rs`,
+//   Tests: `net/src/rendezvous/quorum.rs`, `membership/tests.rs`, `state/tests.rs`, `late_join_replies.rs`,
 //   `net/tests/it/spares.rs`, `simulation/tests/it/scenarios.rs`, `clusters/recovery/spares.rs`.
 
 use std::collections::BTreeSet;
@@ -16,7 +16,7 @@ use std::time::Duration;
 
 /// The time for which a leader with enough workers still waits for an expected worker that may be running, before a
 /// spare takes that worker's position.
-const PRESENT_GRACE: Duration = Duration::from_secs(5);
+pub(super) const PRESENT_GRACE: Duration = Duration::from_secs(5);
 
 /// The time for which the leader waits likewise for a worker of the last world that is lost.
 const LOST_GRACE: Duration = Duration::from_millis(500);
@@ -145,6 +145,14 @@ mod tests {
             assert!(met(connected, &[], grace, is_first), "{connected:?}");
             assert!(!met(connected, &[], grace - Duration::from_millis(1), is_first), "{connected:?}");
         }
+    }
+
+    // INV-111. Links at a leader may be stale for the silence: no world is begun before they are noticed if a worker
+    // that is not known to be lost has not connected.
+    #[test]
+    fn a_leader_waits_longer_for_present_workers_than_a_lost_link_is_unnoticed() {
+        let settings = crate::Settings::default();
+        assert!(PRESENT_GRACE > settings.silence + settings.heartbeat);
     }
 
     // INV-43, INV-100

@@ -43,8 +43,10 @@ impl RefusedConnections {
     /// worker, it is kept for the error at the deadline.
     pub fn log(&mut self, from: SocketAddr, handshake_error: &HandshakeError) {
         match handshake_error {
-            // The process tries again, and will be accepted soon.
-            HandshakeError::Refused(refusal) if refusal.reason == Reason::Early => {
+            // The process tries again, and will be accepted soon, here or by the leader.
+            HandshakeError::Refused(refusal)
+                if matches!(refusal.reason, Reason::Early | Reason::Elsewhere | Reason::Busy) =>
+            {
                 tracing::debug!(address = %from, "a connection was refused for now: {refusal}");
             }
             HandshakeError::Refused(refusal) => {

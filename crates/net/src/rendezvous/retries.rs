@@ -76,7 +76,7 @@ impl Retries {
     pub fn refused(&mut self, refusal: Refusal) -> Result<Duration, Refusal> {
         match refusal.reason {
             Reason::Crowded => Ok(self.broken(refusal.to_string()).min(CROWDED)),
-            Reason::Late | Reason::Early | Reason::Replaced => Ok(self.broken(refusal.to_string())),
+            reason if reason.is_retried() => Ok(self.broken(refusal.to_string())),
             // The position belongs to a process that has died, and whose death was not detected yet.
             Reason::Taken | Reason::Complete if self.taken < OFTEN => {
                 self.taken += 1;
@@ -109,10 +109,13 @@ mod tests {
             address: "10.0.0.1:7".parse().unwrap(),
             purpose,
             generation,
+            table: 0,
             before: Some("it has left".to_owned()),
         };
-        let address = || "10.0.0.2:7".to_owned();
-        for purpose in [Purpose::Join { address: address() }, Purpose::Spare { address: address() }] {
+        let (address, unformed) = (|| "10.0.0.2:7".to_owned(), None);
+        for purpose in
+            [Purpose::Join { address: address(), unformed }, Purpose::Spare { address: address(), unformed }]
+        {
             let mut retries = Retries::new(&call(3, purpose.clone()));
             assert_eq!(retries.last(), Some("it has left"));
             let waits: Vec<_> = (0..16).map(|_| retries.broken("reset".to_owned()).as_millis()).collect();

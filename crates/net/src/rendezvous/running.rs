@@ -2,17 +2,21 @@
 
 use super::attempt::CallContext;
 use super::dialer::{Dialer, Failed};
+use super::election::{Election, Electorate};
 use super::late_join_listener::{LateJoinListener, WaitingRoom};
 use super::late_join_replies::LateJoinReplies;
+use super::memory::Memory;
 use super::note::Note;
 use super::reception::{HANDSHAKE, MemberRefusal, Reception};
 use super::refusal_broadcast::RefusalBroadcast;
 use super::spare_links::SpareLinks;
 use super::state::{Call, NextStep, RendezvousState};
 use super::{JoinError, Missing, Progress};
+use crate::handshake::{Purpose, Reason, Refusal};
 use crate::link::{Event, Link};
 use crate::mesh::RendezvousResult;
 use crate::ready;
+use crate::stream::Stream;
 use crate::wire::{Decoder, Frame};
 use crate::{Mesh, Message, Receiver, Settings};
 use distribute_cluster::{Address, Deadline, Stopwatch, World};
@@ -45,6 +49,12 @@ pub(super) struct RunningRendezvous {
     progress: Box<dyn FnMut(&Progress) + Send>,
     /// Whether a spare returns with an error instead of waiting for a world that needs it.
     returns_spare: bool,
+    /// The tasks among which the leader is elected; `None` if the first worker leads.
+    electorate: Option<Electorate>,
+    /// The memory of this process, if the leader is elected.
+    memory: Memory,
+    /// The time since the rendezvous has begun.
+    started: Stopwatch,
 }
 
 /// The time since the last worker connected. Time during which this process was stopped does not count, because workers
@@ -87,7 +97,7 @@ impl RunningRendezvous {
         progress: Box<dyn FnMut(&Progress) + Send>,
     ) -> Self {
         let dialers = state.begin().map(Dialer::new).into_iter().collect();
-        let (links, silences, early) = Default::default();
+        let (links, silences, early, memory, electorate) = Default::default();
         let returns_spare = false;
         Self {
             world,
@@ -101,7 +111,16 @@ impl RunningRendezvous {
             settings,
             progress,
             returns_spare,
+            electorate,
+            memory,
+            started: Stopwatch::start(),
         }
+    }
+
+    /// Sets the tasks among which the leader is elected, and the memory of this process.
+    pub fn elect(mut self, electorate: Electorate, memory: Memory) -> Self {
+        (self.electorate, self.memory) = (Some(electorate), memory);
+        self
     }
 
     /// Sets whether a spare returns with an error instead of waiting for a world that needs it.
@@ -125,8 +144,7 @@ impl RunningRendezvous {
         mut deadline: Deadline,
         receiver: Arc<dyn Receiver>,
     ) -> Result<Mesh, JoinError> {
-        let waited = Stopwatch::start();
-        let (mut connected, mut idle) = (BTreeSet::new(), IdleTime::default());
+        let (mut connected, mut idle) = ((BTreeSet::new(), 0), IdleTime::default());
         let mut report = Deadline::after(REPORT);
         let mut beat = Deadline::after(self.settings.heartbeat);
         loop {
@@ -134,8 +152,16 @@ impl RunningRendezvous {
             if let Some(member_refusal) = self.member_refusal() {
                 return Err(self.abort(member_refusal));
             }
-            if connected != self.state.members().connected() {
-                (connected, idle) = (self.state.members().connected(), IdleTime::default());
+            if let Some(left) = self.state.look(self.started.elapsed()) {
+                self.drop_link(left, None);
+            }
+            if let Some(error) = self.state.ended(self.started.elapsed()) {
+                self.memory.set_unformed(self.state.unformed());
+                return Err(error);
+            }
+            let now_connected = (self.state.members().connected(), self.state.answers());
+            if connected != now_connected {
+                (connected, idle) = (now_connected, IdleTime::default());
             }
             // A worker that is being accepted has no link yet, and the identity of a handshake is not known
             // yet.
@@ -157,15 +183,17 @@ impl RunningRendezvous {
                 self.check_silences();
             }
             let workers = self.world.workers();
-            if let Some(generation) = self.state.held() {
+            if let Some((generation, table)) = self.state.held() {
+                self.memory.set_spare_of(Some((generation, table)));
                 if self.returns_spare {
                     return Err(JoinError::Spare { generation });
                 }
                 (deadline, report) = (Deadline::after(deadline.timeout()), Deadline::after(REPORT));
             }
+            let waited = self.started.elapsed();
             if report.has_passed() {
                 report = Deadline::after(REPORT);
-                let progress = self.so_far(waited.elapsed(), &missing);
+                let progress = self.so_far(waited, &missing);
                 (self.progress)(&progress);
                 self.send_progress(progress);
             }
@@ -173,11 +201,14 @@ impl RunningRendezvous {
             if slice.is_zero() {
                 let loopback =
                     self.state.members().addresses().iter().all(|address| address.host().is_loopback());
-                let waited = waited.elapsed();
                 // The others usually have the same deadline, and know of refusals only from the leader.
                 self.send_progress(self.so_far(waited, &missing));
                 let refused = self.state.refused_connections(self.reception.refused());
-                return Err(JoinError::Deadline { waited, workers, missing, loopback, refused });
+                let deadline = JoinError::Deadline { waited, workers, missing, loopback, refused };
+                return Err(match self.electorate {
+                    Some(electorate) => deadline.of_minority(electorate, self.state.had_world()),
+                    None => deadline,
+                });
             }
             self.wait(slice)?;
             deadline.look();
@@ -244,24 +275,17 @@ impl RunningRendezvous {
     fn advance(&mut self) -> Result<(), JoinError> {
         let arrivals = self.reception.advance(&mut |hello, _| self.state.decide(hello));
         for arrival in arrivals {
-            self.links.push(Link::new(
-                arrival.hello.rank,
-                arrival.stream,
-                Decoder::new(self.settings.limits),
-            ));
-        }
-        let mut at = 0;
-        while let Some(dialer) = self.dialers.get_mut(at) {
-            match dialer.advance(&self.context) {
-                Ok(None) => at += 1,
-                Ok(Some(stream)) => {
-                    let worker = self.dialers.remove(at).call().worker;
-                    self.links.push(Link::new(worker, stream, Decoder::new(self.settings.limits)));
+            // In an election, this worker may follow another one since it has accepted that one.
+            if self.state.members().connected().contains(&arrival.hello.rank) {
+                let led = self.state.leading_note();
+                self.add_link(arrival.hello.rank, arrival.stream);
+                if let (Some(note), Some(link)) = (led, self.links.last()) {
+                    link.send(Frame::Data(Message::new("", note.encode())));
                 }
-                Err(Failed::Refused(refusal)) => return Err(self.state.refused(dialer.call(), refusal)),
-                Err(Failed::Policy(error)) => return Err(error.into()),
             }
         }
+        self.ask();
+        self.advance_dialers()?;
         let mut events = Vec::new();
         for link in &self.links {
             // Bytes that arrive later are read the next time.
@@ -273,20 +297,93 @@ impl RunningRendezvous {
         }
         for event in events {
             let then = match &event {
-                Event::Message(from, message) => self.state.receive(*from, &message.body)?,
-                Event::Lost(worker, reason) => self.state.mark_lost(*worker, reason.clone())?,
+                Event::Message(from, message) => self.state.receive(*from, &message.body),
+                Event::Lost(worker, reason) => self.state.mark_lost(*worker, reason.clone()),
             };
-            match then {
+            // If this rendezvous ends before the world is complete, the next one knows of it.
+            self.memory.set_unformed(self.state.unformed());
+            match then? {
                 NextStep::Keep => self.early.push(event),
                 NextStep::Call(calls) => self.dialers.extend(calls.into_iter().map(Dialer::new)),
                 NextStep::Drop(worker, again) => self.drop_link(worker, again),
             }
         }
         // Workers whose acceptance could not be sent.
-        for worker in self.world.worker() + 1..self.world.workers() {
+        for worker in (0..self.world.workers()).filter(|worker| *worker != self.world.worker()) {
             let linked = self.links.iter().any(|link| link.peer() == worker);
             if !linked && !self.reception.welcoming().any(|welcome| welcome == worker) {
                 self.state.leave(worker);
+            }
+        }
+        if let Some(learned) = self.state.election_mut().and_then(Election::take_learned) {
+            self.memory.add(learned);
+        }
+        Ok(())
+    }
+
+    fn add_link(&mut self, worker: usize, stream: Stream) {
+        self.links.push(Link::new(worker, stream, Decoder::new(self.settings.limits)));
+    }
+
+    /// Starts the calls that an election needs, and gives up those that it no longer needs.
+    fn ask(&mut self) {
+        let Some(asks) = self.state.asks() else { return };
+        let is_same = |one: &Call, other: &Call| (one.worker, &one.address) == (other.worker, &other.address);
+        self.dialers.retain(|dialer| {
+            dialer.call().purpose == Purpose::Link || asks.iter().any(|(ask, _)| is_same(ask, dialer.call()))
+        });
+        let hurried = self.state.election_mut().map(Election::take_hurried).unwrap_or_default();
+        for (ask, wait) in asks {
+            match self.dialers.iter_mut().find(|dialer| is_same(&ask, dialer.call())) {
+                Some(dialer) if hurried.contains(&ask.worker) => dialer.hurry(false),
+                Some(dialer) if wait.is_zero() => dialer.hurry(true),
+                Some(_) => {}
+                None => self.dialers.push(Dialer::after(ask, wait)),
+            }
+        }
+    }
+
+    /// Continues all outgoing calls without blocking.
+    ///
+    /// # Errors
+    /// Returns a [`JoinError`] if another process has rejected this one, or would get an unprotected connection.
+    fn advance_dialers(&mut self) -> Result<(), JoinError> {
+        let mut at = 0;
+        while let Some(dialer) = self.dialers.get_mut(at) {
+            match dialer.advance(&self.context) {
+                Ok(None) => {
+                    if let Some(refusal) = dialer.take_answer() {
+                        self.state.answered(dialer.call(), &refusal);
+                    }
+                    if dialer.take_missed() {
+                        self.state.missed(dialer.call());
+                    }
+                    at += 1;
+                }
+                Ok(Some(stream)) => {
+                    let call = self.dialers.remove(at).call().clone();
+                    let Some(followers) = self.state.accepted(&call) else { continue };
+                    followers.into_iter().for_each(|worker| self.drop_link(worker, None));
+                    self.add_link(call.worker, stream);
+                }
+                Err(Failed::Refused(refusal)) => {
+                    let reason = refusal.to_string();
+                    if let Some(error) = self.state.refused(dialer.call(), refusal, self.started.elapsed()) {
+                        return Err(error);
+                    }
+                    dialer.postpone(reason);
+                    at += 1;
+                }
+                Err(Failed::Policy(error)) if self.electorate.is_some() => {
+                    // Another process may have told the address.
+                    let refusal = Refusal::new(Reason::Other, error.to_string());
+                    if self.state.refused(dialer.call(), refusal, self.started.elapsed()).is_some() {
+                        return Err(error.into());
+                    }
+                    dialer.postpone(error.to_string());
+                    at += 1;
+                }
+                Err(Failed::Policy(error)) => return Err(error.into()),
             }
         }
         Ok(())
@@ -309,7 +406,7 @@ impl RunningRendezvous {
 
     /// Sends the progress to the others, if this worker is the leader.
     fn send_progress(&self, progress: Progress) {
-        if self.world.is_chief() {
+        if self.state.leads() {
             self.broadcast(&Note::Waiting(progress));
         }
     }
@@ -362,7 +459,20 @@ impl RunningRendezvous {
         let (position, names) = (self.world.worker(), self.context.names);
         let replies =
             LateJoinReplies::new(position, names, members.clone(), generation).maximum(self.state.maximum());
-        let spares = SpareLinks::new(generation, settings, if position == 0 { spares } else { Vec::new() });
+        let located = |place: &usize| Some((*place, address(place)?.clone()));
+        let (mut replies, mut world_of_spares, leads) = (replies, Vec::new(), self.state.leads());
+        if self.electorate.is_some() {
+            let leader = self.state.members().leader();
+            replies = replies.elected(leader.as_ref().and_then(located));
+            world_of_spares = members.iter().filter_map(located).collect();
+            self.memory.add(world_of_spares.iter().cloned());
+            self.memory.set_unformed(None);
+            self.memory.set_apart(self.state.members().apart().clone());
+            self.memory.set_spare_of(None);
+        }
+        let spares = if leads { spares } else { Vec::new() };
+        let table = self.state.members().table();
+        let spares = SpareLinks::new((generation, table), world_of_spares, settings, spares);
         let late_join_listener = LateJoinListener::new(self.reception, replies, spares, waiting.clone());
         let early = early.collect();
         let met = RendezvousResult {

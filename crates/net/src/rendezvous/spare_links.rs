@@ -10,7 +10,7 @@ use crate::link::{Event, Link};
 use crate::stream::Stream;
 use crate::wire::{Decoder, Frame};
 use crate::{Message, Settings};
-use distribute_cluster::Deadline;
+use distribute_cluster::{Address, Deadline};
 use rustix::event::PollFd;
 use std::collections::BTreeSet;
 
@@ -21,6 +21,10 @@ use std::collections::BTreeSet;
 #[derive(Debug)]
 pub(super) struct SpareLinks {
     generation: u64,
+    /// The id of the world's table.
+    table: u64,
+    /// The position and address of each worker of the world, if leaders are elected.
+    world: Vec<(usize, Address)>,
     settings: Settings,
     all: Vec<SpareLink>,
     beat: Deadline,
@@ -35,10 +39,16 @@ struct SpareLink {
 }
 
 impl SpareLinks {
-    /// Creates the links to the spares that have taken part in the rendezvous of the world of this generation.
-    pub fn new(generation: u64, settings: Settings, links: Vec<Link>) -> Self {
+    /// Creates the links to the spares that have taken part in the rendezvous of the world of this generation and
+    /// table. `world` are the position and address of each of its workers, if leaders are elected, and otherwise empty.
+    pub fn new(
+        (generation, table): (u64, u64),
+        world: Vec<(usize, Address)>,
+        settings: Settings,
+        links: Vec<Link>,
+    ) -> Self {
         let beat = Deadline::after(settings.heartbeat);
-        let mut spares = Self { generation, settings, all: Vec::new(), beat };
+        let mut spares = Self { generation, table, world, settings, all: Vec::new(), beat };
         links.into_iter().for_each(|link| spares.hold(link));
         spares
     }
@@ -48,8 +58,20 @@ impl SpareLinks {
         self.hold(Link::new(position, stream, Decoder::new(self.settings.limits)));
     }
 
+    /// Sends all spares the generation that the members of the world claim, if it is later than the world's.
+    pub fn raise(&mut self, generation: u64) {
+        if generation > self.generation {
+            self.generation = generation;
+            self.all.iter().for_each(|spare| send(&spare.link, &self.note()));
+        }
+    }
+
+    fn note(&self) -> Note {
+        Note::Spare(self.generation, self.table, self.world.clone())
+    }
+
     fn hold(&mut self, link: Link) {
-        send(&link, &Note::Spare(self.generation));
+        send(&link, &self.note());
         let silence = Deadline::after(self.settings.silence);
         self.all.push(SpareLink { link, silence, is_dismissed: false });
     }

@@ -3,12 +3,20 @@
 //!
 //! `running` carries out these decisions over sockets, and the crate `distribute-simulation` does so without sockets.
 
-use super::membership::Membership;
+mod following;
+mod missing;
+mod others;
+
+use super::election::Election;
+use super::membership::{Apart, Membership};
 use super::note::Note;
+use super::quorum::PRESENT_GRACE;
 use super::{JoinError, Missing, Progress, Quorum};
 use crate::handshake::fields::Malformed;
-use crate::handshake::{Hello, Purpose, Reason, Refusal};
+use crate::handshake::{Hello, Purpose, Reason, Refusal, UnformedWorld};
 use distribute_cluster::{Address, Task, World};
+use following::Following;
+use others::Others;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -20,17 +28,35 @@ pub struct RendezvousState {
     quorum: Quorum,
     /// The time for which a leader that has just started waits for members of the world that a spare knows of.
     patience: Duration,
-    /// Whether this worker knows the table of the world: it is the leader, or the leader has sent the table.
-    located: bool,
+    /// The election of the leader; `None` if the first worker leads.
+    election: Option<Election>,
+    /// Whether the leader has sent the table of the world.
+    has_table: bool,
     /// The latest progress that the leader has sent.
     reported: Option<Progress>,
     /// The generation of the last world that was complete without this worker, so that this worker is its spare; 0 if
     /// there was none.
     spare_of: u64,
+    /// The id of the table of that world; 0 if it is unknown.
+    spare_table: u64,
     /// Whether the leader of the world `spare_of` holds the connection to this worker.
     is_held: bool,
     /// The connections that the leader has rejected, as it has reported. They are kept if the leader disconnects.
     refused: Vec<String>,
+    /// The reason why the last leader was lost, if this worker has followed one in an election.
+    before: Option<String>,
+    /// The elected leader that this worker follows.
+    following: Following,
+    /// The knowledge about the other processes in an election.
+    others: Others,
+    /// The latest generation of a world in which a process still is that has answered in an election.
+    later: u64,
+    /// The number of such answers from a later world than this worker's.
+    answers: u64,
+    /// The time since which this spare knows no leader, measured since it has begun; `None` if it knows one.
+    unled_since: Option<Duration>,
+    /// The time of the latest [`look`](Self::look), measured since this worker has begun.
+    now: Duration,
 }
 
 /// A connection that this worker must make to another one, with retries until that worker is running.
@@ -44,6 +70,8 @@ pub struct Call {
     pub purpose: Purpose,
     /// The generation to [send](crate::handshake::Hello::generation) in the hello.
     pub generation: u64,
+    /// The id of a table to [send](crate::handshake::Hello::table) in the hello.
+    pub table: u64,
     /// The reason why an earlier link to the worker has failed, if there was one.
     pub before: Option<String>,
 }
@@ -64,21 +92,83 @@ impl RendezvousState {
     /// Creates the state before any worker has connected. `members` is the membership of worker `world.worker()`.
     pub fn new(world: World, members: Membership) -> Self {
         let quorum = Quorum::all(world.workers());
-        let (patience, reported, spare_of, is_held, refused) = Default::default();
-        let located = world.is_chief();
-        Self { world, members, quorum, patience, located, reported, spare_of, is_held, refused }
+        let (patience, election, has_table, reported) = Default::default();
+        let (spare_of, spare_table, is_held, refused, before, following) = Default::default();
+        let (others, later, answers, unled_since, now) = Default::default();
+        Self {
+            world,
+            members,
+            quorum,
+            patience,
+            election,
+            has_table,
+            reported,
+            spare_of,
+            spare_table,
+            is_held,
+            refused,
+            before,
+            following,
+            others,
+            later,
+            answers,
+            unled_since,
+            now,
+        }
     }
 
-    /// Sets the generation of the world of which this worker is a spare; 0 if it is none.
-    pub fn spare_of(mut self, generation: u64) -> Self {
-        self.spare_of = generation;
+    /// Elects the leader. Call this after [`spare_of`](Self::spare_of). By default, the first worker leads.
+    pub fn elect(mut self, election: Election) -> Self {
+        self.election = Some(election);
+        let leader = self.own_leader();
+        self.members = self.members.elected(leader);
         self
     }
 
-    /// Returns the generation of the world of which this worker is a spare, if the leader of that world holds the
-    /// connection.
-    pub fn held(&self) -> Option<u64> {
-        self.is_held.then_some(self.spare_of)
+    /// Returns the leader before any other is known in an election: this worker, unless it is a spare.
+    fn own_leader(&self) -> Option<usize> {
+        (self.spare_of == 0).then(|| self.world.worker())
+    }
+
+    /// Returns the election of the leader, so that its results can be stored; `None` if the first worker leads.
+    pub fn election_mut(&mut self) -> Option<&mut Election> {
+        self.election.as_mut()
+    }
+
+    /// Returns whether this worker leads.
+    pub fn leads(&self) -> bool {
+        self.members.leads()
+    }
+
+    /// Sets the world of which this worker is a spare: its generation, or 0 if this worker is none, and the id of its
+    /// table, or 0 if it is unknown.
+    pub fn spare_of(mut self, generation: u64, table: u64) -> Self {
+        (self.spare_of, self.spare_table) = (generation, table);
+        self
+    }
+
+    /// Sets the world of which this worker knows that it was never complete.
+    pub fn after_unformed(mut self, world: Option<UnformedWorld>) -> Self {
+        self.members.set_unformed(world);
+        self
+    }
+
+    /// Sets the pairs of workers that could not link to each other, as this worker knows from its last rendezvous.
+    pub fn after_apart(mut self, apart: Apart) -> Self {
+        self.members.set_apart(apart);
+        self
+    }
+
+    /// Returns the world of which this worker knows that it was never complete. If this worker has received a table, it
+    /// is the world of the table, unless this worker [gets all of its links](Self::is_complete).
+    pub fn unformed(&self) -> Option<UnformedWorld> {
+        self.members.unformed()
+    }
+
+    /// Returns the generation of the world of which this worker is a spare, and the id of its table, if the leader of
+    /// that world holds the connection.
+    pub fn held(&self) -> Option<(u64, u64)> {
+        self.is_held.then_some((self.spare_of, self.spare_table))
     }
 
     /// Sets the number of workers that form a world. The default is all workers. Only the leader uses this setting.
@@ -95,7 +185,7 @@ impl RendezvousState {
         self
     }
 
-    /// Returns the first connection to make, which is that to the leader; `None` on the leader.
+    /// Returns the first connection to make, which is that to the leader; `None` on the leader, and in an election.
     pub fn begin(&self) -> Option<Call> {
         self.call_leader(None)
     }
@@ -105,13 +195,14 @@ impl RendezvousState {
     pub fn needs(&self, worker: usize) -> bool {
         let is_awaited =
             (1..self.world.workers()).contains(&worker) && !self.members.connected().contains(&worker);
-        self.world.is_chief() && is_awaited && self.quorum.minimum >= self.world.workers()
+        self.leads() && is_awaited && self.quorum.minimum >= self.world.workers()
     }
 
     /// Returns the rejected connections: those in `own`, which this worker has rejected, followed by those that the
-    /// leader has reported.
+    /// leader has reported, and the processes that have rejected this one in an election.
     pub fn refused_connections(&self, own: Vec<String>) -> Vec<String> {
-        own.into_iter().chain(self.refused.iter().cloned()).collect()
+        let by_others = self.election.iter().flat_map(Election::refusals);
+        own.into_iter().chain(self.refused.iter().cloned()).chain(by_others).collect()
     }
 
     /// Returns the error of a rendezvous that fails because `worker` was rejected.
@@ -120,18 +211,26 @@ impl RendezvousState {
     }
 
     fn call_leader(&self, before: Option<String>) -> Option<Call> {
-        let ([leader, .., _], false) = (self.members.addresses(), self.world.is_chief()) else { return None };
-        let address = self.members.address(self.world.worker());
-        let (purpose, generation) = match self.spare_of {
-            0 => (Purpose::Join { address }, self.members.before()),
-            generation => (Purpose::Spare { address }, generation),
+        let ([leader, .., _], None, false) = (self.members.addresses(), &self.election, self.leads()) else {
+            return None;
         };
-        Some(Call { worker: 0, address: leader.clone(), purpose, generation, before })
+        let (purpose, generation, table) = self.purpose();
+        Some(Call { worker: 0, address: leader.clone(), purpose, generation, table, before })
+    }
+
+    /// Returns the purpose with which this worker connects to a leader, the generation that it claims, and the id of
+    /// the table of the world of which it is a spare.
+    fn purpose(&self) -> (Purpose, u64, u64) {
+        let (address, unformed) = (self.members.address(self.world.worker()), self.members.unformed());
+        match self.spare_of {
+            0 => (Purpose::Join { address, unformed }, self.members.before(), 0),
+            generation => (Purpose::Spare { address, unformed }, generation, self.spare_table),
+        }
     }
 
     /// Returns whether this worker knows the generation of the world and the addresses of its workers.
     pub fn is_located(&self) -> bool {
-        self.located
+        self.has_table || self.leads()
     }
 
     /// Returns the workers that take part in the rendezvous, and their addresses.
@@ -144,6 +243,7 @@ impl RendezvousState {
     /// # Errors
     /// Returns the refusal to send to a worker that is not accepted.
     pub fn decide(&mut self, hello: &Hello) -> Result<(), Refusal> {
+        self.precede(hello)?;
         self.members.decide(hello)?;
         self.members.connect(hello);
         Ok(())
@@ -163,46 +263,82 @@ impl RendezvousState {
     /// - [`JoinError::Leader`]: the message of the leader is malformed, or lists workers that do not form a world with
     ///   this one.
     pub fn receive(&mut self, from: usize, body: &[u8]) -> Result<NextStep, JoinError> {
-        if self.world.is_chief() {
+        match self.receive_note(from, body) {
+            Err(error @ JoinError::Leader { .. }) if self.election.is_some() => self.distrust(from, error),
+            result => result,
+        }
+    }
+
+    fn receive_note(&mut self, from: usize, body: &[u8]) -> Result<NextStep, JoinError> {
+        if self.leads() {
             // The world is not made yet, so no worker has a message to send.
             self.members.leave(from);
             return Ok(NextStep::Drop(from, None));
         }
-        if from != 0 || self.located {
+        if Some(from) != self.members.leader() || self.has_table {
             return Ok(NextStep::Keep);
         }
         match Note::decode(body) {
             Ok(Note::Waiting(progress)) => {
                 self.refused.clone_from(&progress.refused);
+                self.following.hear(&progress, self.quorum.minimum);
                 self.reported = Some(progress);
                 Ok(NextStep::Call(Vec::new()))
             }
-            Ok(Note::Table(generation, members)) => {
-                if !self.members.locate(generation, members.clone()) {
+            Ok(Note::Table(generation, table, members)) => {
+                if !self.members.locate(generation, table, members.clone()) {
                     let problem = self.misfit(generation, &members);
                     return Err(self.wrong_leader(problem));
                 }
-                (self.located, self.is_held) = (true, false);
-                let below = members.into_iter().filter(|(place, _)| (1..self.world.worker()).contains(place));
+                (self.has_table, self.is_held) = (true, false);
+                // It is not complete until this worker has all links.
+                let latest = self.following.generation();
+                let unreached = None;
+                self.members.set_unformed(latest.map(|latest| UnformedWorld {
+                    generation,
+                    table,
+                    latest,
+                    unreached,
+                }));
+                if let Some(election) = &mut self.election {
+                    election.learn_world(&members);
+                }
+                let me = self.world.worker();
+                let below = members.into_iter().filter(|(place, _)| *place < me && *place != from);
                 let call = |(worker, address)| Call {
                     worker,
                     address,
                     purpose: Purpose::Link,
                     generation,
+                    table,
                     before: None,
                 };
                 Ok(NextStep::Call(below.map(call).collect()))
             }
-            Ok(Note::Spare(generation)) => {
-                (self.spare_of, self.is_held, self.reported) = (generation.max(1), true, None);
+            Ok(Note::Spare(generation, table, members)) => {
+                if let Some(election) = &mut self.election {
+                    election.learn_world(&members);
+                    election.goes_on();
+                }
+                (self.spare_of, self.spare_table) = (generation.max(1), table);
+                (self.is_held, self.reported) = (true, None);
+                // That is of another world, which may have the same generation.
+                self.members.set_unformed(None);
                 Ok(NextStep::Call(Vec::new()))
             }
             Ok(Note::Refused(worker, _, refusal)) if worker == self.world.worker() => {
-                let (task, address) = (self.members.task(0), self.members.address(0));
-                Err(JoinError::Refused { worker: 0, task, address, refusal })
+                let (task, address) = (self.members.task(from), self.members.address(from));
+                Err(JoinError::Refused { worker: from, task, address, refusal })
             }
             Ok(Note::Refused(worker, address, refusal)) => Err(self.other_refused(worker, address, refusal)),
-            Err(Malformed) => {
+            Ok(Note::Leads(generation)) if self.election.is_some() => {
+                self.following.is_led(generation, from);
+                if let Some(election) = self.election.as_mut().filter(|_| generation > 0) {
+                    election.goes_on();
+                }
+                Ok(NextStep::Call(Vec::new()))
+            }
+            Ok(Note::Leads(_)) | Err(Malformed) => {
                 Err(self.wrong_leader(format!("{} bytes that are no message of it", body.len())))
             }
         }
@@ -210,7 +346,8 @@ impl RendezvousState {
 
     /// Returns the error for a message of the leader that this worker cannot use.
     fn wrong_leader(&self, problem: String) -> JoinError {
-        JoinError::Leader { task: self.members.task(0), address: self.members.address(0), problem }
+        let leader = self.members.leader().unwrap_or_default();
+        JoinError::Leader { task: self.members.task(leader), address: self.members.address(leader), problem }
     }
 
     /// Describes a table of a world that does not fit this worker.
@@ -231,7 +368,7 @@ impl RendezvousState {
     /// - [`JoinError::Lost`]: this worker has received the table, and the other worker did not exit gracefully. A
     ///   worker that has left to re-form the group is also lost: it waits for this worker in the new rendezvous.
     pub fn mark_lost(&mut self, worker: usize, reason: String) -> Result<NextStep, JoinError> {
-        if self.located && !self.world.is_chief() {
+        if self.has_table && self.members.members().contains(&worker) {
             if reason == crate::ENDED {
                 return Ok(NextStep::Keep);
             }
@@ -240,54 +377,44 @@ impl RendezvousState {
         }
         tracing::debug!(worker, reason, "a worker left before all had joined");
         self.members.leave(worker);
-        if worker != 0 {
+        if Some(worker) != self.members.leader() {
+            return Ok(NextStep::Drop(worker, None));
+        }
+        if self.election.is_some() {
+            self.lose_leader(reason);
             return Ok(NextStep::Drop(worker, None));
         }
         (self.reported, self.is_held) = (None, false);
         Ok(NextStep::Drop(0, self.call_leader(Some(reason))))
     }
 
-    /// Returns the workers that are missing, as far as this worker knows. The list is empty if this worker has all of
-    /// its links. `calls` contains the connections that this worker has not made yet, each with the reason for its
-    /// latest failure.
-    pub fn missing<'a>(&self, calls: impl Iterator<Item = (&'a Call, Option<String>)>) -> Vec<Missing> {
-        if let (false, Some(reported)) = (self.located, &self.reported) {
-            let named =
-                |missing: &Missing| Missing { task: self.members.task(missing.worker), ..missing.clone() };
-            return reported.missing.iter().map(named).collect();
-        }
-        let called = calls.map(|(call, last)| Missing {
-            worker: call.worker,
-            task: self.members.task(call.worker),
-            address: call.address.to_string(),
-            last,
-        });
-        // Only the leader knows which other workers have joined.
-        let connected = if self.located { self.members.missing() } else { Vec::new() };
-        let missing: Vec<_> = called.chain(connected).collect();
-        if missing.is_empty() && !self.located {
-            let address = self.members.address(0);
-            let last = Some("joined, but the addresses of the others have not arrived".to_owned());
-            return vec![Missing { worker: 0, task: self.members.task(0), address, last }];
-        }
-        missing
-    }
-
     /// Decides the members of the world on the leader, if the connected workers are a quorum and no other worker has
     /// connected for the time `idle`. After that no other worker is missing. If more workers have connected than the
     /// world may have, the remaining ones are its spares.
     pub fn close_with_quorum(&mut self, idle: Duration) {
-        if self.members.awaits_members() && idle < self.patience.max(self.quorum.grace) {
-            // Members of an earlier world have the state.
+        // Members of a later world have the state.
+        let is_awaited = self.members.awaits_members() || self.knows_later();
+        if is_awaited && idle < self.patience.max(self.quorum.grace) {
+            return;
+        }
+        // Processes that were in no world do not begin the training again after it has ended.
+        let may_be_over = self.election.as_ref().is_some_and(Election::has_ended);
+        if may_be_over && self.members.latest() == 0 {
             return;
         }
         let (connected, is_first) = (self.members.connected(), self.members.before() == 0);
         let all_are_there = connected.len() == self.world.workers();
+        // A process that has not answered yet may be in a later world, or take the place of one that cannot link.
+        let is_replaceable = connected.len() > self.quorum.maximum;
+        let is_apart = self.members.has_pair_apart() && !is_replaceable && !all_are_there;
+        if (is_apart || !self.unheard().is_empty()) && idle < PRESENT_GRACE.min(self.quorum.grace) {
+            return;
+        }
         // A leader that has just started does not know which positions the workers of the last world have.
         let are_known = !is_first || self.members.resuming() >= self.quorum.maximum;
         let spares = if are_known { BTreeSet::new() } else { self.members.spares() };
         let is_met = all_are_there || self.quorum.is_met(&connected, &spares, idle, is_first);
-        if self.world.is_chief() && is_met {
+        if self.leads() && is_met {
             self.members.close(self.quorum.maximum);
         }
     }
@@ -299,20 +426,40 @@ impl RendezvousState {
 
     /// Returns whether this worker has all of its links, given the workers that are still missing.
     pub fn is_complete(&self, missing: &[Missing]) -> bool {
-        missing.is_empty() && self.located && self.members.is_closed()
+        missing.is_empty() && self.is_located() && self.members.is_closed()
     }
 
     /// Returns the message that the leader sends to all others when the world is complete; `None` on any other worker.
     pub fn table(&self) -> Option<Note> {
         let located = |place: usize| Some((place, self.members.addresses().get(place)?.clone()));
         let members = || self.members.members().into_iter().filter_map(located).collect();
-        self.world.is_chief().then(|| Note::Table(self.members.generation(), members()))
+        self.leads().then(|| Note::Table(self.members.generation(), self.members.table(), members()))
     }
 
-    /// Returns the error of a connection that one side has rejected.
-    pub fn refused(&self, call: &Call, refusal: Refusal) -> JoinError {
-        let (task, address) = (self.members.task(call.worker), call.address.to_string());
-        JoinError::Refused { worker: call.worker, task, address, refusal }
+    /// Returns the error of a connection that one side has rejected, if a repetition would change nothing. Returns
+    /// `None` if the connection must be retried nevertheless: in an election, a wrong answer of one process among
+    /// others ends nothing, because it may be from a process that does not belong to the job, or to an earlier run of
+    /// it, or that others do not follow. `now` is the time since this worker has begun.
+    pub fn refused(&mut self, call: &Call, refusal: Refusal, now: Duration) -> Option<JoinError> {
+        if let (Some(election), true) = (&mut self.election, refusal.reason == Reason::Ended) {
+            election.hear_ended(call, refusal.clone(), now);
+        }
+        let is_certain = refusal.reason.is_certain() || call.purpose == Purpose::Link;
+        // With enough followers, this worker can begin a world of its own.
+        let followers = self.members.connected();
+        let followers = if followers.len() < self.quorum.minimum { followers } else { BTreeSet::new() };
+        if let (Some(election), false) = (&mut self.election, is_certain)
+            && !election.refuse(call, refusal.clone(), &followers)
+        {
+            return None;
+        }
+        let (worker, address) = (call.worker, call.address.to_string());
+        let task = self.members.task(worker);
+        if self.election.is_some() && call.purpose == Purpose::Link && refusal.reason == Reason::Generation {
+            // That one has the table of a later world. This one still has the state that it has.
+            return Some(JoinError::Lost { worker, task, address, reason: refusal.to_string() });
+        }
+        Some(JoinError::Refused { worker, task, address, refusal })
     }
 }
 
@@ -328,161 +475,4 @@ pub fn latecomer(mine: &Task, theirs: &Task, lost: bool) -> Refusal {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::handshake::Names;
-    use crate::{ENDED, LEFT};
-    use bytes::Bytes;
-
-    // INV-85
-    #[test]
-    fn a_worker_that_was_refused_is_needed_where_it_has_not_come_and_all_have_to() {
-        let addresses: Vec<Address> =
-            (0..3).map(|worker| format!("10.0.0.{worker}:7").parse().unwrap()).collect();
-        let at = |me: usize| {
-            let members = Membership::new(me, Names::default(), addresses.clone());
-            RendezvousState::new(World::new(3, me, 1).unwrap(), members)
-        };
-        let needs = |state: &RendezvousState| [0, 1, 2, 3].map(|worker| state.needs(worker));
-        assert_eq!(needs(&at(0)), [false, true, true, false]);
-        assert_eq!(needs(&at(1)), [false; 4], "the leader decides");
-        let some = Quorum { minimum: 2, ..Quorum::all(3) };
-        assert_eq!(needs(&at(0).quorum(some)), [false; 4], "there may be a world without it");
-        let purpose = Purpose::Join { address: "10.0.0.1:7".to_owned() };
-        let (job, digest) = ("a".to_owned(), [0; 32]);
-        let hello = Hello { job, generation: 0, rank: 1, workers: 3, replicas: 1, digest, purpose };
-        let mut leader = at(0);
-        leader.decide(&hello).unwrap();
-        assert_eq!(needs(&leader), [false, false, true, false], "another one has its number");
-    }
-
-    // INV-100
-    #[test]
-    fn a_spare_is_held_until_a_world_needs_it_or_the_training_has_ended() {
-        let addresses: Vec<Address> =
-            (0..4).map(|worker| format!("10.0.0.{worker}:7").parse().unwrap()).collect();
-        let members = Membership::new(3, Names::default(), addresses.clone());
-        let mut spare = RendezvousState::new(World::new(4, 3, 1).unwrap(), members);
-        assert!(matches!(spare.begin().unwrap().purpose, Purpose::Join { .. }));
-        spare.receive(0, &Note::Spare(2).encode()).unwrap();
-        assert_eq!((spare.held(), spare.is_located()), (Some(2), false));
-        // The leader has left to re-form the group, or is lost.
-        let NextStep::Drop(0, Some(call)) = spare.mark_lost(0, LEFT.to_owned()).unwrap() else { panic!() };
-        assert!(matches!(call.purpose, Purpose::Spare { .. }) && call.generation == 2);
-        assert_eq!(spare.held(), None);
-        spare.receive(0, &Note::Spare(3).encode()).unwrap();
-        assert_eq!(spare.held(), Some(3));
-        let ended = Refusal::new(Reason::Ended, "the training has ended");
-        let error = spare.clone().receive(0, &Note::Refused(3, String::new(), ended).encode()).unwrap_err();
-        assert!(matches!(&error, JoinError::Refused { refusal, .. } if refusal.reason == Reason::Ended));
-        let world = [0, 2, 3].map(|place| (place, addresses[place].clone()));
-        let then = spare.receive(0, &Note::Table(4, world.to_vec()).encode()).unwrap();
-        assert!(matches!(then, NextStep::Call(calls) if calls.len() == 1 && calls[0].worker == 2));
-        assert_eq!((spare.is_located(), spare.held()), (true, None));
-    }
-
-    // INV-100
-    #[test]
-    fn a_leader_that_has_just_started_waits_for_members_of_which_a_spare_knows() {
-        let addresses: Vec<Address> =
-            (0..3).map(|worker| format!("10.0.0.{worker}:7").parse().unwrap()).collect();
-        let grace = Duration::from_secs(30);
-        let (minimum, maximum, expected, present) = (2, 2, [0, 1].into(), BTreeSet::new());
-        let quorum = Quorum { minimum, maximum, expected, present, grace };
-        let members = Membership::new(0, Names::default(), addresses.clone());
-        let leader = RendezvousState::new(World::new(3, 0, 1).unwrap(), members).quorum(quorum);
-        let mut leader = leader.patience(2 * grace);
-        let hello = |rank: usize, generation, purpose: fn(String) -> Purpose| {
-            let (job, purpose) = ("a".to_owned(), purpose(addresses[rank].to_string()));
-            Hello { job, generation, rank, workers: 3, replicas: 1, digest: [0; 32], purpose }
-        };
-        leader.decide(&hello(1, 6, |address| Purpose::Spare { address })).unwrap();
-        let mut late = leader.clone();
-        leader.close_with_quorum(Duration::ZERO);
-        assert_eq!(leader.members().members().len(), 3, "it is not closed");
-        leader.decide(&hello(2, 6, |address| Purpose::Join { address })).unwrap();
-        leader.close_with_quorum(Duration::ZERO);
-        assert_eq!((leader.members().members(), leader.members().generation()), (vec![0, 2], 7));
-        // All members are lost, or one is busy for very long: it can supplant the new world, which is of generation 2.
-        let mut all = late.clone();
-        late.close_with_quorum(2 * grace - Duration::from_millis(1));
-        assert!(!late.members().is_closed());
-        late.close_with_quorum(2 * grace);
-        assert_eq!((late.members().members(), late.members().generation()), (vec![0, 1], 2));
-        all.decide(&hello(2, 0, |address| Purpose::Join { address })).unwrap();
-        assert!(!all.is_complete(&[]), "nobody is missing, and the members are not chosen yet");
-        all.close_with_quorum(Duration::ZERO);
-        assert_eq!((all.members().members(), all.is_complete(&[])), (vec![0, 1], true));
-    }
-
-    // INV-100
-    #[test]
-    fn a_leader_that_has_just_started_does_not_take_a_spare_for_a_worker_that_it_expects() {
-        let addresses: Vec<Address> =
-            (0..5).map(|worker| format!("10.0.0.{worker}:7").parse().unwrap()).collect();
-        let (expected, present) = ([0, 1, 2].into(), BTreeSet::new());
-        let quorum = Quorum { minimum: 3, maximum: 3, expected, present, grace: Duration::from_secs(30) };
-        let members = Membership::new(0, Names::default(), addresses.clone());
-        let mut leader = RendezvousState::new(World::new(5, 0, 1).unwrap(), members).quorum(quorum);
-        let hello = |rank: usize, purpose: fn(String) -> Purpose| {
-            let (job, purpose) = ("a".to_owned(), purpose(addresses[rank].to_string()));
-            Hello { job, generation: 6, rank, workers: 5, replicas: 1, digest: [0; 32], purpose }
-        };
-        // Spare 3 has taken the place of worker 1, which is a spare now.
-        leader.decide(&hello(1, |address| Purpose::Spare { address })).unwrap();
-        leader.decide(&hello(2, |address| Purpose::Join { address })).unwrap();
-        leader.close_with_quorum(Duration::from_secs(1));
-        assert!(!leader.members().is_closed(), "worker 3 may connect yet");
-        leader.decide(&hello(3, |address| Purpose::Join { address })).unwrap();
-        leader.close_with_quorum(Duration::ZERO);
-        assert_eq!(leader.members().members(), [0, 2, 3]);
-    }
-
-    #[test]
-    fn a_leader_whose_message_makes_no_world_is_an_error_and_is_not_joined_again() {
-        let addresses: Vec<Address> =
-            (0..3).map(|worker| format!("10.0.0.{worker}:7").parse().unwrap()).collect();
-        let table = |generation, places: &[usize]| {
-            let at = |place: &usize| (*place, "10.0.0.9:7".parse().unwrap());
-            Note::Table(generation, places.iter().map(at).collect()).encode()
-        };
-        let rubbish = Bytes::from_static(b"rubbish");
-        for (body, says) in [
-            (rubbish, "has sent 7 bytes that are no message of it"),
-            (table(5, &[0, 1]), "workers [0, 1] of 3 as generation 5, which cannot be joined by worker 2"),
-            (table(5, &[0, 2, 7]), "workers [0, 2, 7] of 3"),
-            (table(4, &[0, 1, 2]), "as generation 4, which cannot be joined by worker 2 after generation 4"),
-        ] {
-            let members = Membership::new(2, Names::default(), addresses.clone()).after(4);
-            let mut state = RendezvousState::new(World::new(3, 2, 1).unwrap(), members);
-            let error = state.receive(0, &body).unwrap_err();
-            assert!(matches!(error, JoinError::Leader { .. }), "{error}");
-            let text = error.to_string();
-            assert!(
-                text.starts_with("worker 0 at 10.0.0.0:7 leads this world") && text.contains(says),
-                "{text}"
-            );
-            assert!(!state.is_located());
-        }
-    }
-
-    #[test]
-    fn a_leader_that_has_ended_is_done_and_one_that_has_left_waits_for_all_to_come_again() {
-        let addresses: Vec<Address> =
-            (0..3).map(|worker| format!("10.0.0.{worker}:7").parse().unwrap()).collect();
-        for (reason, done) in [(ENDED, true), (LEFT, false), ("connection reset", false)] {
-            let members = Membership::new(2, Names::default(), addresses.clone());
-            let mut state = RendezvousState::new(World::new(3, 2, 1).unwrap(), members);
-            let all = addresses.iter().cloned().enumerate().collect();
-            let then = state.receive(0, &Note::Table(1, all).encode()).unwrap();
-            assert!(
-                matches!(then, NextStep::Call(calls) if calls.len() == 1),
-                "worker 1 is still to be linked"
-            );
-            match state.mark_lost(0, reason.to_owned()) {
-                Ok(then) => assert!(done && then == NextStep::Keep, "{reason}"),
-                Err(error) => assert!(!done && matches!(error, JoinError::Lost { worker: 0, .. }), "{error}"),
-            }
-        }
-    }
-}
+mod tests;

@@ -14,6 +14,8 @@ pub struct WaitingProcesses {
     all: BTreeMap<usize, WaitingProcess>,
     /// The positions of the spares. The leader holds their connections.
     spares: BTreeSet<usize>,
+    /// The generation that the members of the world claim, if it is later than the world's; otherwise 0.
+    raised: u64,
 }
 
 #[derive(Debug)]
@@ -59,10 +61,21 @@ impl WaitingProcesses {
         self.all.keys().copied().chain(self.spares.iter().copied()).collect()
     }
 
+    /// Raises the generation that the members of the world claim: they continue from the state of another world, which
+    /// was later.
+    pub fn raise(&mut self, generation: u64) {
+        self.raised = self.raised.max(generation);
+    }
+
+    /// Returns the generation that the members of the world of `generation` claim.
+    pub fn raised(&self, generation: u64) -> u64 {
+        self.raised.max(generation)
+    }
+
     /// Returns whether another world has replaced the one of `generation`: a waiting process was a member of a
-    /// different world, of the same generation or a later one.
+    /// different world, of the [claimed](Self::raised) generation or a later one.
     pub fn supplant(&self, generation: u64) -> bool {
-        self.all.values().any(|knock| knock.generation >= generation)
+        self.all.values().any(|knock| knock.generation >= self.raised(generation))
     }
 }
 
@@ -97,5 +110,18 @@ mod tests {
         waiting_processes.set_spares([4].into());
         assert_eq!(waiting_processes.positions(), [1, 4].into());
         assert!(!waiting_processes.supplant(1));
+    }
+
+    // INV-111
+    #[test]
+    fn a_world_that_continues_from_the_state_of_a_later_one_is_not_supplanted_by_an_earlier_one() {
+        let mut waiting_processes = WaitingProcesses::default();
+        waiting_processes.record(0, 50, Duration::ZERO);
+        assert!(waiting_processes.supplant(1));
+        waiting_processes.raise(52);
+        assert!(!waiting_processes.supplant(1));
+        assert_eq!((waiting_processes.raised(1), waiting_processes.raised(60)), (52, 60));
+        waiting_processes.record(3, 52, Duration::ZERO);
+        assert!(waiting_processes.supplant(1));
     }
 }

@@ -5,7 +5,8 @@
 
 use crate::Message;
 use crate::handshake::{
-    Caller, HandshakeDecoder, Hello, Host, Offer, Purpose, Reason, Refusal, Words, caller, host,
+    Caller, HandshakeDecoder, Hello, Host, Offer, Purpose, Reason, Refusal, UnformedWorld, Words, caller,
+    host,
 };
 use crate::wire::{Decoder, Frame, Limits, Queue, WireError};
 use distribute_cluster::Job;
@@ -183,22 +184,30 @@ fn a_large_body_is_read_to_where_it_stays() {
 }
 
 fn hello(random: &mut SplitMix) -> Hello {
+    let address = format!("10.0.0.{}:1", random.below(256));
+    let unformed = (random.below(2) == 0).then(|| UnformedWorld {
+        generation: 1 + random.bits() % 3,
+        table: random.bits(),
+        latest: random.bits() % 3,
+        unreached: (random.bits() % 3).checked_sub(1).map(|at| at as usize),
+    });
     let purpose = match random.below(4) {
         0 => Purpose::Link,
-        3 => Purpose::Spare { address: format!("10.0.0.{}:1", random.below(256)) },
-        1 => Purpose::Join { address: format!("10.0.0.{}:1", random.below(256)) },
+        3 => Purpose::Spare { address, unformed },
+        1 => Purpose::Join { address, unformed },
         _ => Purpose::Call { from: Job::Chief.task(0), to: Job::Ps.task(random.below(2)) },
     };
     let job = random.of(&["a", "", "ä"]).to_owned();
     let rank = random.below(4);
     let digest = [random.below(2) as u8; 32];
-    Hello { job, generation: random.bits() % 3, rank, workers: 4, replicas: 1, digest, purpose }
+    let table = if matches!(purpose, Purpose::Link | Purpose::Spare { .. }) { random.bits() } else { 0 };
+    Hello { job, generation: random.bits() % 3, table, rank, workers: 4, replicas: 1, digest, purpose }
 }
 
 /// Returns the hello of a worker of one job.
 fn mine(rank: usize) -> Hello {
     let (job, purpose) = ("a".to_owned(), Purpose::Link);
-    Hello { job, generation: 1, rank, workers: 4, replicas: 1, digest: [1; 32], purpose }
+    Hello { job, generation: 1, table: 0, rank, workers: 4, replicas: 1, digest: [1; 32], purpose }
 }
 
 /// Returns the hello of a task that answers calls, or of one that makes them.

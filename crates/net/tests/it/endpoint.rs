@@ -230,6 +230,7 @@ fn hello(from: Task, to: Task) -> Vec<u8> {
     let hello = Hello {
         job: "job".into(),
         generation: 0,
+        table: 0,
         rank: 0,
         workers: 0,
         replicas: 0,
@@ -308,6 +309,7 @@ fn without_a_secret_a_process_of_another_user_is_refused_and_refuses() {
             let hello = Hello {
                 job: "job".to_owned(),
                 generation: 0,
+                table: 0,
                 rank: 0,
                 workers: 0,
                 replicas: 0,

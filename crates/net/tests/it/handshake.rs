@@ -8,7 +8,7 @@ use ring::hmac;
 
 fn hello(rank: usize) -> Hello {
     let (job, purpose) = ("digits".to_owned(), Purpose::Link);
-    Hello { job, generation: 2, rank, workers: 3, replicas: 1, digest: [7; 32], purpose }
+    Hello { job, generation: 2, table: 0, rank, workers: 3, replicas: 1, digest: [7; 32], purpose }
 }
 
 fn key(secret: &[u8]) -> Option<hmac::Key> {

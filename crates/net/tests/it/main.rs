@@ -4,6 +4,7 @@
 
 mod conformance;
 mod elastic;
+mod election;
 mod endpoint;
 mod faults;
 mod handshake;

@@ -104,6 +104,7 @@ fn hello() -> Hello {
     Hello {
         job: "digits".into(),
         generation: 5,
+        table: 0,
         rank: 1,
         workers: 2,
         replicas: 1,

@@ -96,7 +96,8 @@ fn authenticated(address: &str) -> TcpStream {
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
     let purpose = Purpose::Call { from: Job::Chief.task(0), to: ps() };
     let job = job_name();
-    let hello = Hello { job, generation: 0, rank: 0, workers: 0, replicas: 0, digest: [0; 32], purpose };
+    let (generation, table, rank, workers, replicas) = Default::default();
+    let hello = Hello { job, generation, table, rank, workers, replicas, digest: [0; 32], purpose };
     let mut caller = Caller::new(hello, 0, None, [1; 32]);
     socket.write_all(&caller.first()).unwrap();
     let mut hearing = HandshakeDecoder::default();

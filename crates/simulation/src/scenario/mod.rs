@@ -1,7 +1,9 @@
 //! Scenarios: kinds of programs and faults, from which a seed creates a plan. `trainings` contains the scenarios with
-//! training runs, `elastic` those whose worlds grow and shrink, and `spares` those with spares.
+//! training runs, `elastic` those whose worlds grow and shrink, `spares` those with spares, and `elected` those that
+//! elect their leaders.
 
 mod elastic;
+mod elected;
 mod spares;
 mod trainings;
 
@@ -87,16 +89,29 @@ pub enum Scenario {
     /// A training run with spares, in which workers and spares are killed, stopped or cut off, or fail silently, and
     /// connections break.
     SparesStorm,
+    /// Like `SparesKilled`, with a fixed number of workers, so that leaders are elected. Workers are also removed, as
+    /// many as the others can do without, leaders are killed when they have completed a world, and all workers but busy
+    /// ones.
+    Elected,
+    /// Like `Elected`, but processes are also stopped or cut off, or fail silently, and connections break. There may be
+    /// as many spares as workers, or more.
+    ElectedStorm,
     /// Workers cache and prefetch rows of tables that they train in lock step.
     Rows,
     /// Like `Rows`, but connections to servers break, responses are lost, and workers are killed and start again from
     /// a checkpoint.
     RowsLost,
+    /// Like `Elected`, with one spare: two tasks cannot reach each other until all have given up, and all others reach
+    /// both, or one task reaches only one other.
+    ElectedApart,
+    /// Like `Elected`: a task is cut off, the others save checkpoints and are all killed, and start again from the
+    /// latest one. Then the task returns.
+    ElectedRestored,
 }
 
 impl Scenario {
     /// All scenarios.
-    pub const ALL: [Scenario; 33] = [
+    pub const ALL: [Scenario; 37] = [
         Scenario::Starts,
         Scenario::Twins,
         Scenario::Joining,
@@ -128,8 +143,12 @@ impl Scenario {
         Scenario::CoordinatorStorm,
         Scenario::SparesKilled,
         Scenario::SparesStorm,
+        Scenario::Elected,
+        Scenario::ElectedStorm,
         Scenario::Rows,
         Scenario::RowsLost,
+        Scenario::ElectedApart,
+        Scenario::ElectedRestored,
     ];
 
     /// Simulates the plan that is derived from a seed. The history is only recorded if `kept` is `true`.
@@ -162,7 +181,15 @@ impl Scenario {
         let mut draw = self.draw(seed);
         let seed = draw.bits();
         let is_crowd = matches!(self, Scenario::Crowd | Scenario::TrainCrowd);
-        let has_spares = matches!(self, Scenario::SparesKilled | Scenario::SparesStorm);
+        let has_spares = matches!(
+            self,
+            Scenario::SparesKilled
+                | Scenario::SparesStorm
+                | Scenario::Elected
+                | Scenario::ElectedStorm
+                | Scenario::ElectedApart
+                | Scenario::ElectedRestored
+        );
         let least = if has_spares { 3 } else { 2 };
         let workers = if is_crowd { 64 } else { least + draw.below(5) };
         let script = Script {
@@ -338,6 +365,9 @@ impl Scenario {
             | Scenario::ElasticLeader
             | Scenario::ElasticStorm => elastic::disturb(self, plan, draw),
             Scenario::SparesKilled | Scenario::SparesStorm => spares::disturb(self, plan, draw),
+            Scenario::Elected | Scenario::ElectedStorm => elected::disturb(self, plan, draw),
+            Scenario::ElectedApart => elected::part(plan, draw),
+            Scenario::ElectedRestored => elected::restore(plan, draw),
             _ => trainings::disturb(self, plan, draw),
         }
     }

@@ -6,6 +6,8 @@ use crate::event::Event;
 use crate::joining::address;
 use crate::network::{Arrival, Conn, Pid, SILENCE};
 use crate::plan::Fault;
+use crate::process::Process;
+use crate::working::Working;
 use distribute_cluster::Address;
 use distribute_net::Claim;
 use distribute_net::rendezvous::note::Note;
@@ -41,6 +43,25 @@ impl Simulation {
                     self.kill(pid);
                 }
             }
+            Fault::Remove(rank) => {
+                self.removed[rank] = true;
+                if let Some(pid) = self.last_of(rank) {
+                    self.kill(pid);
+                }
+            }
+            Fault::Leader(is_removed) => {
+                let leader = self.surroundings.leader.filter(|pid| self.processes[*pid].lives());
+                if let Some(pid) = leader {
+                    self.removed[self.processes[pid].name.rank] |= is_removed;
+                    self.kill(pid);
+                }
+            }
+            Fault::Callers => {
+                let waits = |process: &&Process| process.working().is_some_and(Working::is_in_call);
+                let callers: Vec<_> =
+                    self.processes.iter().filter(waits).map(|process| process.name.pid).collect();
+                callers.into_iter().for_each(|pid| self.kill(pid));
+            }
             Fault::Vanish(rank) => {
                 if let Some(pid) = self.last_of(rank) {
                     for conn in self.surroundings.network.of(pid) {
@@ -70,6 +91,16 @@ impl Simulation {
                 }
                 self.begin_to_look();
             }
+            Fault::Bridge { groups, lasts } => {
+                for (from, a) in groups.iter().enumerate() {
+                    for (to, b) in groups.iter().enumerate() {
+                        if a != b && *a > 0 && *b > 0 {
+                            self.surroundings.network.cut(now, from, to, now + lasts);
+                        }
+                    }
+                }
+                self.begin_to_look();
+            }
             Fault::Break(a, b) => {
                 let Some(pid) = self.last_of(a) else { return };
                 let Surroundings { network, agenda, .. } = &mut self.surroundings;
@@ -89,7 +120,7 @@ impl Simulation {
                         // The first worker has to hear from others besides the leader.
                         && rank > 1
                     {
-                        let stale = Note::Table(self.made - 1, told);
+                        let stale = Note::Table(self.made - 1, 0, told);
                         self.act(last, |process, context| process.is_told(context, &stale));
                     }
                 }

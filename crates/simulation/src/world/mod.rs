@@ -1,6 +1,7 @@
 //! All processes, and their events in virtual time.
 
 mod faults;
+mod members;
 
 use crate::agenda::Agenda;
 use crate::checks::{Certain, Checks};
@@ -17,7 +18,7 @@ use crate::working::{Ending, Working};
 use distribute_cluster::World;
 use distribute_net::Claim;
 use distribute_testing::SplitMix;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// The maximum number of generations. If there are more, the workers are considered to restart forever.
@@ -63,9 +64,13 @@ pub struct Simulation {
     starting: Vec<bool>,
     /// The highest generation of any world so far; 0 if there was none.
     made: u64,
+    /// The processes that have led a world, with its generation.
+    led: BTreeSet<(Pid, u64)>,
     /// The time at which each process began its last step of a training run.
     steps: BTreeMap<Pid, Duration>,
     looks: bool,
+    /// Whether the processes of each worker are no longer replaced.
+    removed: Vec<bool>,
 }
 
 impl Simulation {
@@ -88,16 +93,20 @@ impl Simulation {
             history: History::new(kept),
             planted,
             plan,
+            leader: None,
+            saved: None,
         };
         Self {
             starting: vec![true; surroundings.plan.workers],
             happened: vec![false; surroundings.plan.faults.len()],
+            removed: vec![false; surroundings.plan.workers],
             surroundings,
             processes: Vec::new(),
             endings: Vec::new(),
             ended: Duration::ZERO,
             random,
             made: 0,
+            led: BTreeSet::new(),
             steps: BTreeMap::new(),
             looks: false,
         }
@@ -168,7 +177,8 @@ impl Simulation {
         }
     }
 
-    /// Returns `true` if there is a world whose workers have all finished their program.
+    /// Returns `true` if there is a world whose workers have all finished their program. One that is never replaced may
+    /// have been killed when it had done its part.
     fn is_over(&self) -> bool {
         let done = self.endings.iter().filter(|(_, ending)| *ending == Ending::Done);
         let done: Vec<_> = done.map(|(pid, _)| &self.processes[*pid]).collect();
@@ -177,7 +187,7 @@ impl Simulation {
                 (other.name.rank, other.generation, &other.places) == (place, of.generation, &of.places)
             })
         };
-        done.iter().any(|of| of.places.iter().all(|place| is_done(of, *place)))
+        done.iter().any(|of| of.places.iter().all(|place| self.removed[*place] || is_done(of, *place)))
     }
 
     fn happen(&mut self, event: Event) {
@@ -226,7 +236,9 @@ impl Simulation {
     fn start(&mut self, rank: usize, claim: Claim, mistaken: bool) {
         let Ok(world) = World::new(self.surroundings.plan.workers, rank, 1) else { return };
         let pid = self.processes.len();
-        let port = if rank == 0 { LEADER } else { LEADER + 1 + pid as u16 };
+        // With elections, others know the port of each task.
+        let is_known = rank == 0 || self.surroundings.plan.electorate().is_some();
+        let port = if is_known { LEADER } else { LEADER + 1 + pid as u16 };
         let listens =
             |process: &Process| process.lives() && process.name.rank == rank && process.port == port;
         if self.processes.iter().any(listens) {
@@ -270,6 +282,7 @@ impl Simulation {
                 && self.surroundings.plan.certain == Certain::NobodyLate
                 && !supplanted
                 && !(self.surroundings.plan.elastic.is_some() && self.is_over())
+                && !self.is_left_out(name.rank)
             {
                 self.broken(format!("{name} has failed, and none of its own: {why}"));
             }
@@ -292,102 +305,6 @@ impl Simulation {
             let number = self.processes[pid].woken;
             self.surroundings.agenda.at(next, Event::Wake { pid, number });
         }
-    }
-
-    /// Checks the world of a process that has just joined it, and records the highest generation. Does nothing for
-    /// other processes. The rules:
-    /// - The number of members is within the limits of the plan.
-    /// - No other process of the same worker is working in the same generation.
-    /// - In plans with [`Certain::NobodyLate`], the world contains the live workers that were waiting for it
-    ///   ([`Process::owed`]), unless it is full.
-    /// - The process has only one link to each worker.
-    /// - If the process at the other end of a link still has this link and knows its world, it is the right worker of
-    ///   the same world.
-    fn compare_members(&mut self, pid: Pid) {
-        let process = &self.processes[pid];
-        let Some(working) = process.working().filter(|working| working.since == self.now()) else { return };
-        self.made = self.made.max(process.generation);
-        if self.made > GENERATIONS {
-            return self.broken("they meet again and again".to_owned());
-        }
-        let mut met = vec![false; self.surroundings.plan.workers];
-        let mut wrong = Vec::new();
-        // INV-43
-        let least =
-            self.surroundings.plan.elastic.map_or(self.surroundings.plan.workers, |elastic| elastic.least);
-        if working.places().len() < least {
-            wrong.push(format!(
-                "{} is in a world of {:?}, fewer than {least}",
-                process.name,
-                working.places()
-            ));
-        }
-        // INV-100
-        let most = self.surroundings.plan.most();
-        if working.places().len() > most {
-            wrong.push(format!("{} is in a world of {:?}, more than {most}", process.name, working.places()));
-        }
-        // If all have failed and restart, they begin with generation 1 again.
-        let same = |other: &&Process| {
-            other.name.rank == process.name.rank
-                && other.name.pid != pid
-                && other.generation == process.generation
-        };
-        let mut others = self.processes.iter().filter(same);
-        if let Some(other) = others.find(|other| other.working().is_some()) {
-            let (rank, generation) = (process.name.rank, process.generation);
-            wrong.push(format!(
-                "{} and {} are worker {rank} of generation {generation}",
-                process.name, other.name
-            ));
-        }
-        // A worker that was in a later world has the state that counts.
-        if let (Some((places, left)), Certain::NobodyLate) = (&process.owed, self.surroundings.plan.certain) {
-            let lives = |place: &usize| {
-                let is =
-                    |other: &Process| other.lives() && other.name.rank == *place && other.started < *left;
-                self.processes.iter().any(is)
-            };
-            let without = places.iter().find(|place| !working.places().contains(place) && lives(place));
-            // In a full world there is no place for those that have just started.
-            if let Some(place) = without.filter(|_| working.places().len() < most) {
-                wrong.push(format!("{} has met without worker {place}, which waited", process.name));
-            }
-        }
-        for (conn, rank) in working.links() {
-            if std::mem::replace(&mut met[*rank], true) {
-                wrong.push(format!("{} has two links to worker {rank}", process.name));
-            }
-            let there = self.surroundings.network.peer(*conn, pid);
-            let there = there.and_then(|(there, _)| Some(&self.processes[there?]));
-            // INV-43
-            if let Some(other) = there.and_then(Process::working)
-                && other.links().contains_key(conn)
-                && (other.generation, other.places()) != (working.generation, working.places())
-                && other.generation == working.generation
-            {
-                let (mine, theirs) = (working.places(), other.places());
-                wrong.push(format!(
-                    "{} is in a world of {mine:?}, and its worker {rank} of {theirs:?}",
-                    process.name
-                ));
-            }
-            // INV-34. A worker that has closed the connection belongs to another world by now. A worker that
-            // has not received its world yet may still join this one.
-            let other = there.and_then(|there| Some((there, there.links()?)));
-            if let Some((there, (links, generation, _))) = other
-                && links.contains_key(conn)
-                && let Some(generation) = generation
-                && (Some(&there.name.rank), generation) != (working.places().get(*rank), process.generation)
-            {
-                let (here, mine) = (process.name, process.generation);
-                wrong.push(format!(
-                    "{here} of generation {mine} takes {} of generation {generation} for its worker {rank}",
-                    there.name
-                ));
-            }
-        }
-        wrong.into_iter().for_each(|wrong| self.broken(wrong));
     }
 
     /// Checks that workers resume from the most advanced complete state of their world, and that they restart only if
@@ -414,6 +331,7 @@ impl Simulation {
                 members.iter().filter(|training| training.is_whole() && Some(training.told()) == agreed);
             let furthest = whole.map(|training| training.weights().made).max();
             let name = self.processes[pid].name;
+            self.compare_with_absent(pid, updates.unwrap_or_default());
             match (updates, furthest) {
                 (Some(updates), Some(furthest)) if furthest > updates => {
                     self.broken(format!(
@@ -467,7 +385,7 @@ impl Simulation {
         };
         for rank in 0..self.surroundings.plan.workers {
             let lives = |process: &Process| process.lives() && process.name.rank == rank;
-            if self.starting[rank] || self.processes.iter().any(lives) {
+            if self.starting[rank] || self.removed[rank] || self.processes.iter().any(lives) {
                 continue;
             }
             self.starting[rank] = true;

@@ -73,3 +73,22 @@ fn a_failed_closure_of_an_abandoned_worker_is_not_retried() {
     assert_fixed(Scenario::CoordinatorLosses, &[16831], None);
     assert_fixed(Scenario::CoordinatorStorm, &[5974, 16078], None);
 }
+
+// INV-111. Two of three processes were restarted, and began a world before they had asked the third one, which was busy
+// and had the state.
+#[test]
+fn a_leader_that_has_just_started_asks_all_others_before_it_begins() {
+    assert_fixed(Scenario::Elected, &[131], None);
+}
+
+// INV-111. Followers of one leader left it for another in turns, although both had too few because a worker was busy.
+#[test]
+fn followers_do_not_change_the_leader_again_and_again() {
+    assert_fixed(Scenario::ElectedApart, &[70], None);
+}
+
+// INV-111. A worker that reached only the leader was in each world with one of the two that it could not link to.
+#[test]
+fn a_worker_that_cannot_link_to_most_others_is_left_out() {
+    assert_fixed(Scenario::ElectedApart, &[72, 252], Some(Planted::UnreachedForgotten));
+}

@@ -30,7 +30,7 @@ macro_rules! scenarios {
     };
 }
 
-// INV-2, INV-25, INV-31, INV-34, INV-42, INV-43, INV-60, INV-61, INV-87, INV-100, INV-102, INV-110
+// INV-2, INV-25, INV-31, INV-34, INV-42, INV-43, INV-60, INV-61, INV-87, INV-100, INV-102, INV-110, INV-111
 scenarios! {
     any_order_of_starts: Starts, 200, false;
     a_worker_that_is_started_twice: Twins, 200, false;
@@ -63,8 +63,12 @@ scenarios! {
     coordinators_that_are_replaced: CoordinatorStorm, 200, true;
     spares_that_take_places: SparesKilled, 200, true;
     all_of_it_with_spares: SparesStorm, 200, true;
+    leaders_that_are_lost_and_elected: Elected, 200, true;
+    all_of_it_with_elections: ElectedStorm, 200, true;
     rows_that_are_cached_and_prefetched: Rows, 200, false;
     rows_that_are_lost: RowsLost, 200, true;
+    leaders_that_cannot_reach_each_other: ElectedApart, 200, true;
+    a_worker_that_returns_after_the_others_have_restarted: ElectedRestored, 200, true;
 }
 
 #[test]

@@ -468,6 +468,7 @@ impl MultiWorkerMirroredStrategyBuilder {
                     checksums: checksums.checksums(),
                     timeout: self.join_timeout,
                     tables: self.tables.clone(),
+                    memory: Default::default(),
                 })
             }
             _ => None,
@@ -476,9 +477,7 @@ impl MultiWorkerMirroredStrategyBuilder {
             warn_single::warn_without_srun();
         }
         let group = joining.as_ref().map(JoinSettings::join).transpose()?;
-        if group.is_some() {
-            warn_single::suppress();
-        }
+        group.iter().for_each(|_| warn_single::suppress());
         let settings = joining.as_ref().map(JoinSettings::table_service).transpose()?.unwrap_or_default();
         let tables = shared_tables(group.as_ref(), &self.tables, (settings, servers), options.timeout)?;
         let worker = MultiWorker::new(devices, group, options)?;

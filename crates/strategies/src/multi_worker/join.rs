@@ -7,7 +7,8 @@ use distribute_cluster::deadline::DEFAULT_TIMEOUT;
 use distribute_cluster::{Address, ClusterError, Deadline, Stopwatch, Task, World};
 use distribute_collective::group::{Checksums, Group};
 use distribute_log::info_or_stderr;
-use distribute_net::{Claim, Credentials, JoinError, Quorum, Rendezvous, SharedMemory};
+use distribute_net::rendezvous::election::Electorate;
+use distribute_net::{Claim, Credentials, JoinError, Memory, Quorum, Rendezvous, SharedMemory};
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
@@ -42,6 +43,8 @@ pub(super) struct JoinSettings {
     pub timeout: Option<Duration>,
     /// The location of tables, which must be the same on all workers.
     pub tables: TableOptions,
+    /// The memory of this process between its rendezvous.
+    pub memory: Memory,
 }
 
 impl JoinSettings {
@@ -99,7 +102,7 @@ impl JoinSettings {
         let known = group.known_workers(present, leaving);
         let present = known.present.clone();
         let quorum = self.quorum(known.expected(self.max_workers), present);
-        let claim = if group.is_supplanted() { Claim::default() } else { Claim::after(group.generation()) };
+        let claim = if group.is_supplanted() { Claim::default() } else { Claim::after(group.claim()) };
         let spare_of = self.try_until(deadline, claim, &quorum, |rendezvous| {
             match group.rejoin(rendezvous.returns_spare(true)) {
                 Err(JoinError::Spare { generation }) => Ok(Some(generation)),
@@ -123,12 +126,13 @@ impl JoinSettings {
     /// world holds the connection, and for at most `patience` while it cannot be reached.
     ///
     /// # Errors
-    /// - [`Error::Join`]: the training has ended, the first worker cannot be reached, or a worker rejects this one.
+    /// - [`Error::Join`]: the training has ended, no leader can be reached, or a worker rejects this one.
     fn wait_as_spare(&self, group: &Group, generation: u64, patience: Duration) -> Result<()> {
         let started = Stopwatch::start();
         self.announce(group, "waits as a spare", started.elapsed());
         let mut claim = Claim::default();
-        let quorum = self.quorum(BTreeSet::new(), BTreeSet::new());
+        // A spare leads if all workers are lost.
+        let quorum = self.quorum((0..self.max_workers).collect(), BTreeSet::new());
         loop {
             let rendezvous = self.rendezvous(quorum.clone()).spare_of(generation);
             match group.rejoin(rendezvous.timeout(patience)) {
@@ -152,6 +156,12 @@ impl JoinSettings {
     /// Returns the number of spares of the cluster.
     pub fn spares(&self) -> usize {
         self.all.workers().saturating_sub(self.max_workers)
+    }
+
+    /// Returns whether the leader of a rendezvous is elected, so that spares can replace any worker: there are spares,
+    /// and the number of workers is fixed.
+    fn elects(&self) -> bool {
+        self.spares() > 0 && self.min_workers == self.max_workers
     }
 
     /// Returns the settings of the service through which other workers access the tables that this worker stores.
@@ -195,19 +205,25 @@ impl JoinSettings {
     /// Returns the quorum of a rendezvous. The workers at the positions `expected` are expected, and those in `present`
     /// are not known to be lost.
     fn quorum(&self, expected: BTreeSet<usize>, present: BTreeSet<usize>) -> Quorum {
-        let (minimum, maximum, grace) = (self.min_workers, self.max_workers, self.shrink_after);
+        let (maximum, grace) = (self.max_workers, self.shrink_after);
+        let electorate = Electorate::new(self.all.workers(), maximum);
+        let minimum = if self.elects() { electorate.needed() } else { self.min_workers };
         Quorum { minimum, maximum, expected, present, grace }
     }
 
     fn rendezvous(&self, quorum: Quorum) -> Rendezvous {
         let (minimum, tables, version) = (self.min_workers, &self.tables, env!("CARGO_PKG_VERSION"));
         let (replicas, spares, checksums) = (self.all.count(), self.spares(), self.checksums);
+        let leads = if self.elects() { ", any task leads" } else { "" };
         let mut rendezvous = Rendezvous::new(self.all, self.addresses.clone())
             .tasks(self.tasks.clone())
             .job(self.job.clone())
             .agree_on(
-                format!("{version}, {minimum} at least, {spares} spares, {tables:?}, {replicas:?}, checksums {checksums}")
-                    .as_bytes(),
+                format!(
+                    "{version}, {minimum} at least, {spares} spares{leads}, {tables:?}, {replicas:?}, \
+                     checksums {checksums}"
+                )
+                .as_bytes(),
             )
             .quorum(quorum)
             .credentials(self.credentials.clone())
@@ -215,6 +231,9 @@ impl JoinSettings {
             .on_progress(|progress| info_or_stderr(|| tracing::info!("{progress}")));
         if let Some(address) = &self.listen {
             rendezvous = rendezvous.listen(address.clone());
+        }
+        if self.elects() {
+            rendezvous = rendezvous.elect(self.memory.clone());
         }
         rendezvous
     }

@@ -11,7 +11,8 @@ impl MultiWorkerMirroredStrategyBuilder {
     /// the others. A process that is started later in the place of the lost one is the next spare. If the training ends
     /// before a spare was needed, `Training::new` on the spare returns
     /// [`Error::UnusedSpare`](distribute_base::Error::UnusedSpare). Ranks of workers change when a spare replaces one.
-    /// The first worker of the cluster cannot be replaced by a spare, because the others connect to its address.
+    /// A spare can replace any worker, also the first one, unless [`min_workers`](Self::min_workers) is set: then the
+    /// others need the first one, because they connect to its address.
     ///
     /// The program must use a `Training`. The state of an optimizer can only be sharded with copies, and tables and
     /// local steps are refused. The default can be set with the environment variable `DISTRIBUTE_SPARES`, which

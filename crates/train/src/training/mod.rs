@@ -16,6 +16,7 @@ mod state_transfer;
 use distribute_base::internal::lock;
 use distribute_base::{Error, ErrorKind, Result};
 use distribute_cluster::{Deadline, Fingerprint, Operation, Stopwatch};
+use distribute_collective::recovery::report::agreement;
 use distribute_collective::recovery::{RecoveryLimit, Report};
 use distribute_core::{Checkpoint, Strategy};
 use distribute_decisions::internal::Departure;
@@ -332,8 +333,8 @@ impl<'a> Training<'a> {
         Ok(())
     }
 
-    /// Waits until a worker is lost, in whose place this spare takes part. Waits for at most the patience while the
-    /// first worker cannot be reached. Returns [`Error::UnusedSpare`] if the training ends first.
+    /// Waits until a worker is lost, in whose place this spare takes part. Waits for at most the patience while no
+    /// leader can be reached. Returns [`Error::UnusedSpare`] if the training ends first.
     fn wait_as_spare(&self) -> Result<()> {
         let met = self.strategy.rejoin(self.patience, &[], false).unwrap_or(Ok(()));
         met.map_err(|error| error.with_spares(self.strategy.extended().spares(), "Training::new"))
@@ -378,33 +379,42 @@ impl<'a> Training<'a> {
         let rewind = || self.strategy.rewind_steps().and_then(|()| self.parts.rewind());
         let torn =
             if was_begun { rewind().and_then(|()| drift::require_sound(&self.unsound)) } else { Ok(()) };
-        match self.strategy.recovery() {
+        let restored = self.strategy.restored_agreement();
+        let agreed = if was_begun { self.agreed.load(Ordering::Relaxed) } else { restored };
+        let (spare, counters) = (self.spare && !was_begun, self.strategy.counters());
+        let mut mine = Report { begun: was_begun, spare, agreed, counters, torn: None };
+        let agreed = match self.strategy.recovery() {
             Some(session) => {
-                let torn = torn.err().map(|error| error.to_string());
-                let agreed = self.agreed.load(Ordering::Relaxed);
+                mine.torn = torn.err().map(|error| error.to_string());
                 let heals_drift = lock(&self.healing).is_enabled;
-                let Self { strategy, parts, begun, unsound, .. } = self;
-                let transfer =
-                    StateTransfer { strategy, parts, begun, unsound, heals_drift, session, patience, at };
-                let source = transfer.run(Report {
-                    begun: was_begun,
-                    spare: self.spare && !was_begun,
+                let Self { strategy, parts, begun, agreed, unsound, .. } = self;
+                let transfer = StateTransfer {
+                    strategy,
+                    parts,
+                    begun,
                     agreed,
-                    counters: self.strategy.counters(),
-                    torn,
-                })?;
+                    unsound,
+                    heals_drift,
+                    session,
+                    patience,
+                    at,
+                };
+                let (source, agreed) = transfer.run(mine)?;
                 if let Some(source) = source {
                     tracing::debug!(source, "the state is that of this worker");
                 }
+                agreed
             }
             // This is the only worker, and uses its own state.
             None => {
                 torn?;
-                self.strategy.set_counters(self.strategy.counters());
+                self.strategy.set_counters(mine.counters);
+                agreement(&[mine], self.strategy.generation())
             }
-        }
+        };
         self.begun.store(true, Ordering::Relaxed);
-        self.agreed.store(self.strategy.generation(), Ordering::Relaxed);
+        self.agreed.store(agreed, Ordering::Relaxed);
+        self.strategy.set_agreement(agreed);
         self.strategy.finish_catching_up();
         Ok(())
     }

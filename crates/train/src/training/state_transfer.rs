@@ -15,7 +15,7 @@ use distribute_core::internal::ShardedState;
 use distribute_core::{Checkpoint, Strategy};
 use distribute_log::warn_or_stderr;
 use std::panic::Location;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 const OPERATION: &str = "Training";
@@ -26,6 +26,8 @@ pub(super) struct StateTransfer<'a> {
     pub parts: &'a Checkpoint<'a>,
     /// Whether this process has already taken part in the training run.
     pub begun: &'a AtomicBool,
+    /// The last generation in which this process has agreed with the others on the position.
+    pub agreed: &'a AtomicU64,
     /// Whether variables of this process have drifted, so that it must receive a state.
     pub unsound: &'a AtomicBool,
     /// Whether drift is healed, which must be the same on all workers.
@@ -37,14 +39,14 @@ pub(super) struct StateTransfer<'a> {
 }
 
 impl StateTransfer<'_> {
-    /// Agrees with the other workers on the position. Returns the worker whose state all workers now have; `None` if no
-    /// worker had begun training.
+    /// Agrees with the other workers on the position. Returns the worker whose state all workers now have, or `None` if
+    /// no worker had begun training, and the generation of this agreement.
     ///
     /// # Errors
     /// The error is the same on all workers:
     /// - A worker fails, cannot send its state or cannot restore it.
     /// - No worker has a complete state.
-    pub fn run(&self, mine: Report) -> Result<Option<usize>> {
+    pub fn run(&self, mine: Report) -> Result<(Option<usize>, u64)> {
         let sharded = self.parts.sharded_states();
         if self.unsound.load(Ordering::Relaxed) {
             // The slots were computed from variables that have drifted.
@@ -58,8 +60,12 @@ impl StateTransfer<'_> {
                     let image = self.parts.writer().and_then(|all| Ok(all.image()?));
                     transfer.provide_state(image.map(Bytes::from));
                 }
-                Next::Receive { image, source, counters } => {
-                    transfer.received(self.take(image, source, counters));
+                Next::Receive { image, source, counters, agreed } => {
+                    let taken = self.take(image, source, counters);
+                    if taken.is_ok() {
+                        self.agreed.store(agreed, Ordering::Relaxed);
+                    }
+                    transfer.received(taken);
                 }
                 Next::End(Ok(agreed)) => {
                     if let Some(agreed) = agreed {
@@ -68,7 +74,8 @@ impl StateTransfer<'_> {
                     }
                     // Also before the first step: the rank of a worker may have changed since it made its shards.
                     self.send_shards(agreed.map_or(0, |agreed| agreed.source), &sharded)?;
-                    return Ok(agreed.map(|agreed| agreed.source));
+                    let agreement = transfer.agreement(self.strategy.generation());
+                    return Ok((agreed.map(|agreed| agreed.source), agreement));
                 }
                 Next::End(Err(failure)) => return Err(self.strategy.with_process(self.error(failure))),
             }

@@ -1,6 +1,7 @@
 //! The workers of a training as processes, which are started, disturbed, and read line by line.
 
 use crate::recovery::disk;
+use crate::recovery::network::Network;
 use crate::recovery::program::{Place, Task};
 use crate::recovery::relay::Relay;
 use crate::recovery::worker::Life;
@@ -58,7 +59,12 @@ impl Job {
 
     /// Creates a job without processes, with the given number of spares in addition to the workers.
     pub fn with_spares(test: &'static str, spares: usize) -> Self {
-        let all = WORKERS + spares;
+        Self::with_workers(test, WORKERS, spares)
+    }
+
+    /// Creates a job without processes, with the given numbers of workers and spares.
+    pub fn with_workers(test: &'static str, workers: usize, spares: usize) -> Self {
+        let all = workers + spares;
         let folder = tempfile::tempdir().unwrap();
         let port = Port::reserve();
         let task = |worker| Task {
@@ -78,6 +84,26 @@ impl Job {
             ports: vec![port],
             folder,
         }
+    }
+
+    /// Gives each task a port that all know, so that a process that is started again finds the others.
+    pub fn with_ports(mut self) -> Self {
+        self.ports = self.tasks.iter().map(|_| Port::reserve()).collect();
+        let addresses: Vec<_> = self.ports.iter().map(|port| port.address().to_string()).collect();
+        self.tasks.iter_mut().for_each(|task| task.addresses.clone_from(&addresses));
+        self
+    }
+
+    /// Connects the tasks by a network that can be interrupted. Each has a port that all know.
+    pub fn with_network(mut self) -> (Self, Network) {
+        self.ports = self.tasks.iter().map(|_| Port::reserve()).collect();
+        let network = Network::to(&self.ports.iter().map(Port::address).collect::<Vec<_>>());
+        let addresses: Vec<_> = network.addresses.iter().map(ToString::to_string).collect();
+        for (task, port) in self.tasks.iter_mut().zip(&self.ports) {
+            task.addresses.clone_from(&addresses);
+            (task.listen, task.sockets) = (Some(port.address().to_string()), true);
+        }
+        (self, network)
     }
 
     /// Makes SIGTERM a notice to the job's workers.
@@ -144,6 +170,11 @@ impl Job {
     /// Sets the time that a worker waits for the others when it starts.
     pub fn patience(&mut self, worker: usize, patience: Duration) {
         self.tasks[worker].patience = patience;
+    }
+
+    /// Sets the time that a worker waits for the others after a loss.
+    pub fn patience_after_loss(&mut self, worker: usize, patience: Duration) {
+        self.tasks[worker].patience_after_loss = Some(patience);
     }
 
     /// Starts all workers, and the spares.

@@ -96,6 +96,8 @@ pub struct Task {
     pub spares: usize,
     /// The maximum time that this worker waits for the others when it starts.
     pub patience: Duration,
+    /// The maximum time that this worker waits for the others after a loss; `None` for the default.
+    pub patience_after_loss: Option<Duration>,
     /// The name of the job; `None` if it is derived from the program.
     pub job: Option<String>,
 }
@@ -118,6 +120,7 @@ impl Task {
             least: None,
             spares: 0,
             patience: Duration::from_secs(60),
+            patience_after_loss: None,
             job: None,
         }
     }
@@ -186,7 +189,10 @@ pub fn program(task: &Task, at: &At) -> Result<Trained> {
     }
     taken.from_others.store(true, Ordering::Relaxed);
     at(Place::Setup)?;
-    let training = Training::new(parts.clone())?;
+    let training = match task.patience_after_loss {
+        Some(patience) => Training::builder(parts.clone()).patience(patience).build()?,
+        None => Training::new(parts.clone())?,
+    };
     at(Place::First)?;
     let preempted = training.run(|| {
         while batches.position().epoch < EPOCHS {

@@ -70,7 +70,7 @@ impl Answer {
 }
 
 /// The two sides of a connection through the relay.
-struct Pair {
+pub struct Pair {
     sides: [TcpStream; 2],
     /// Whether messages from each side are dropped.
     silent: [Arc<AtomicBool>; 2],
@@ -90,7 +90,7 @@ impl Relay {
             for one in listener.incoming().map_while(Result::ok) {
                 let Ok(other) = TcpStream::connect(address) else { continue };
                 let (flips, answer) = (flips.clone(), answer.clone());
-                let pair = Pair { sides: [one, other], silent: Default::default(), flips, answer };
+                let pair = Pair { flips, answer, ..Pair::new([one, other]) };
                 pair.pass_on();
                 open.lock().unwrap().push(pair);
             }
@@ -144,7 +144,17 @@ impl Drop for Relay {
 }
 
 impl Pair {
-    fn pass_on(&self) {
+    pub fn new(sides: [TcpStream; 2]) -> Self {
+        Self { sides, silent: Default::default(), flips: Arc::default(), answer: Arc::default() }
+    }
+
+    /// Drops all further messages without closing the connection.
+    pub fn fall_silent(&self) {
+        self.silent.iter().for_each(|silent| silent.store(true, Ordering::SeqCst));
+    }
+
+    /// Starts to forward messages.
+    pub fn pass_on(&self) {
         for side in [0, 1] {
             let [mut from, mut to] = [side, 1 - side].map(|side| self.sides[side].try_clone().unwrap());
             to.set_nodelay(true).unwrap();
@@ -175,7 +185,8 @@ impl Pair {
         }
     }
 
-    fn close(&self) {
+    /// Closes both sides.
+    pub fn close(&self) {
         self.sides.iter().for_each(|side| drop(side.shutdown(Shutdown::Both)));
     }
 }
