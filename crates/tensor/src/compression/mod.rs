@@ -7,14 +7,20 @@
 //! | module | contents |
 //! |---|---|
 //! | `eight_bits` | 8 bits per number, with a scale for each block |
+//! | `largest` | the largest numbers of a chunk |
 //! | `top_k` | the largest 64 of each 4,096 numbers: their positions, and 2 bits for each |
+//! | `sparse_sum` | the sum of the packets of several senders that contain few numbers |
 //! | `low_rank` | the factors of a matrix (PowerSGD) |
 
 pub mod eight_bits;
+mod largest;
 pub mod low_rank;
+mod sparse_sum;
 pub mod top_k;
 
+use crate::kernel::fold_scaled;
 use crate::{Result, Wire};
+use sparse_sum::SparseSum;
 use std::fmt;
 use std::str::FromStr;
 
@@ -176,6 +182,38 @@ impl RangeCodec {
             RangeCodec::TopK => top_k::decode(packet, numbers),
         }
     }
+
+    /// Decodes the packets of several senders, and writes the sum of their numbers, each in the order of
+    /// [`fold`](crate::kernel::fold). A sender without a packet sends zeros. Each packet must have the
+    /// [length](Self::packet_len) of the packet of the numbers.
+    ///
+    /// # Errors
+    /// - [`Error::Bytes`](crate::Error::Bytes): a packet is damaged.
+    ///
+    /// # Panics
+    /// Panics if a packet does not have this length.
+    pub fn decode_sum(self, packets: &[Option<&[u8]>], sum: &mut [f32]) -> Result<()> {
+        let len = self.packet_len(sum.len());
+        assert!(packets.iter().flatten().all(|packet| packet.len() == len), "the packets of all chunks");
+        if self == RangeCodec::TopK {
+            return SparseSum::new(packets.len()).write(packets, sum);
+        }
+        let mut decoded = vec![0f32; packets.len() * CHUNK.min(sum.len())];
+        let weights = vec![1f32; packets.len()];
+        for (chunk, sum) in sum.chunks_mut(CHUNK).enumerate() {
+            let start = self.packet_len(chunk * CHUNK);
+            let bytes = start..start + self.packet_len(sum.len());
+            for (packet, decoded) in packets.iter().zip(decoded.chunks_mut(sum.len())) {
+                match packet {
+                    Some(packet) => self.decode(&packet[bytes.clone()], decoded)?,
+                    None => decoded.fill(0.),
+                }
+            }
+            let inputs: Vec<&[f32]> = decoded.chunks(sum.len()).take(packets.len()).collect();
+            fold_scaled(&inputs, &weights, sum);
+        }
+        Ok(())
+    }
 }
 
 impl fmt::Display for Compression {
@@ -269,6 +307,46 @@ mod tests {
             }
         }
 
+        // INV-7
+        #[test]
+        fn a_sum_of_packets_is_the_fold_of_their_numbers(
+            senders in prop::collection::vec(prop::option::weighted(0.8, any::<u64>()), 0..6),
+            len in 0usize..9000,
+            few in any::<bool>(),
+        ) {
+            for codec in CODECS {
+                let packet_of = |seed: u64| {
+                    let draws = crate::random::Draws::new(seed, 0);
+                    let number = |at: usize| match draws.bits(at as u64) % 50 {
+                        0 => f32::from_bits(draws.bits((len + at) as u64) as u32),
+                        1 => -0.,
+                        x if few => if x == 2 { -0.25 } else { 0. },
+                        x => x as f32 - 25.,
+                    };
+                    let mut numbers: Vec<f32> = (0..len).map(number).collect();
+                    let mut packet = vec![0; codec.packet_len(len)];
+                    codec.encode(&mut numbers, &mut packet);
+                    packet
+                };
+                let packets: Vec<_> = senders.iter().map(|seed| seed.map(packet_of)).collect();
+                let packets: Vec<_> = packets.iter().map(Option::as_deref).collect();
+                let decoded = packets.iter().map(|packet| {
+                    let mut numbers = vec![0.; len];
+                    packet.iter().for_each(|packet| codec.decode(packet, &mut numbers).unwrap());
+                    numbers
+                });
+                let decoded: Vec<Vec<f32>> = decoded.collect();
+                let (mut expected, mut sum) = (vec![0.; len], vec![f32::NAN; len]);
+                let inputs: Vec<&[f32]> = decoded.iter().map(Vec::as_slice).collect();
+                fold_scaled(&inputs, &vec![1.; inputs.len()], &mut expected);
+                codec.decode_sum(&packets, &mut sum).unwrap();
+                // The sign of NaN is not determined.
+                let bits = |x: &f32| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() };
+                let bits = |all: &[f32]| all.iter().map(bits).collect::<Vec<_>>();
+                prop_assert_eq!(bits(&sum), bits(&expected), "{:?}", codec);
+            }
+        }
+
         // INV-28
         #[test]
         fn garbage_is_an_error_and_no_panic(len in 0usize..9000, seed: u64) {
@@ -278,6 +356,9 @@ mod tests {
                     (0..codec.packet_len(len)).map(|at| draws.bits(at as u64) as u8).collect();
                 let mut numbers = vec![0.; len];
                 let decoded = codec.decode(&packet, &mut numbers);
+                let mut sum = vec![0.; len];
+                let summed = codec.decode_sum(&[None, Some(&packet), Some(&packet)], &mut sum);
+                prop_assert_eq!(summed.is_ok(), decoded.is_ok());
                 if codec == RangeCodec::EightBits {
                     prop_assert!(decoded.is_ok());
                 }

@@ -8,6 +8,7 @@
 //! If a number of a chunk is not finite, the numbers that the chunk sends are received as NaN. They include that
 //! number.
 
+use super::largest::Largest;
 use super::{CHUNK, finite};
 use crate::{Error, Result};
 
@@ -27,7 +28,7 @@ pub fn packet_len(len: usize) -> usize {
 }
 
 /// Returns the number of bytes of the packet of one chunk.
-fn chunk_len(len: usize) -> usize {
+pub(super) fn chunk_len(len: usize) -> usize {
     let count = len.div_ceil(ONE_OF);
     MAGNITUDES + 2 * count + count.div_ceil(4)
 }
@@ -38,28 +39,17 @@ fn chunk_len(len: usize) -> usize {
 /// Panics if `packet` does not have the [length](packet_len) of the packet.
 pub fn encode(numbers: &mut [f32], packet: &mut [u8]) {
     assert_eq!(packet.len(), packet_len(numbers.len()), "the packets of all chunks");
-    let mut keys = Vec::with_capacity(CHUNK.min(numbers.len()));
+    let mut largest = Largest::default();
     for (numbers, packet) in numbers.chunks_mut(CHUNK).zip(packet.chunks_mut(chunk_len(CHUNK))) {
-        encode_chunk(numbers, packet, &mut keys);
+        encode_chunk(numbers, packet, &mut largest);
     }
 }
 
-fn encode_chunk(numbers: &mut [f32], packet: &mut [u8], keys: &mut Vec<u64>) {
+fn encode_chunk(numbers: &mut [f32], packet: &mut [u8], largest: &mut Largest) {
     let count = numbers.len().div_ceil(ONE_OF);
-    // Bits of magnitudes are ordered like the magnitudes, with NaN above infinity. Of equal ones, the first is sent.
-    // All keys differ, so the choice does not depend on the algorithm.
-    let key = |(at, x): (usize, &f32)| u64::from(x.to_bits() & 0x7fff_ffff) << 16 | (CHUNK - at) as u64;
-    keys.clear();
-    keys.extend(numbers.iter().enumerate().map(key));
-    if count < keys.len() {
-        keys.select_nth_unstable_by(count - 1, |a, b| b.cmp(a));
-    }
     let mut at = [0u16; MOST];
     let at = &mut at[..count];
-    for (at, key) in at.iter_mut().zip(&*keys) {
-        *at = (CHUNK as u64 - (key & 0xffff)) as u16;
-    }
-    at.sort_unstable();
+    largest.positions(numbers, at);
     let magnitudes = magnitudes(at.iter().map(|at| numbers[usize::from(*at)].abs()));
     let (head, rest) = packet.split_at_mut(MAGNITUDES);
     let (positions, bits) = rest.split_at_mut(2 * count);
@@ -112,30 +102,47 @@ pub fn decode(packet: &[u8], numbers: &mut [f32]) -> Result<()> {
     for (chunk, (numbers, packet)) in
         numbers.chunks_mut(CHUNK).zip(packet.chunks(chunk_len(CHUNK))).enumerate()
     {
-        let wrong = |what| Error::Bytes {
-            operation: "decode a compressed gradient",
-            offset: chunk * chunk_len(CHUNK) + MAGNITUDES,
-            what,
-        };
-        let count = numbers.len().div_ceil(ONE_OF);
-        let (head, rest) = packet.split_at(MAGNITUDES);
-        let (positions, bits) = rest.split_at(2 * count);
-        let mut magnitudes = [0.; 2];
-        for (magnitude, bytes) in magnitudes.iter_mut().zip(head.chunks_exact(4)) {
-            let mut bits = [0; 4];
-            bits.copy_from_slice(bytes);
-            *magnitude = f32::from_le_bytes(bits);
+        decode_chunk(packet, chunk, numbers.len(), |at, x| numbers[at] = x)?;
+    }
+    Ok(())
+}
+
+/// Calls `then` with the position and the value of each number in the packet of chunk number `chunk`, which has `len`
+/// numbers.
+///
+/// # Errors
+/// Returns the errors of [`decode`].
+pub(super) fn decode_chunk(
+    packet: &[u8],
+    chunk: usize,
+    len: usize,
+    mut then: impl FnMut(usize, f32),
+) -> Result<()> {
+    let wrong = |what| Error::Bytes {
+        operation: "decode a compressed gradient",
+        offset: chunk * chunk_len(CHUNK) + MAGNITUDES,
+        what,
+    };
+    let count = len.div_ceil(ONE_OF);
+    let (head, rest) = packet.split_at(MAGNITUDES);
+    let (positions, bits) = rest.split_at(2 * count);
+    let mut magnitudes = [0.; 2];
+    for (magnitude, bytes) in magnitudes.iter_mut().zip(head.chunks_exact(4)) {
+        let mut bits = [0; 4];
+        bits.copy_from_slice(bytes);
+        *magnitude = f32::from_le_bytes(bits);
+    }
+    let mut first = 0;
+    for (number, bytes) in positions.chunks_exact(2).enumerate() {
+        let at = usize::from(u16::from_le_bytes([bytes[0], bytes[1]]));
+        if at < first {
+            return Err(wrong("positions that do not ascend"));
         }
-        let mut first = 0;
-        for (number, bytes) in positions.chunks_exact(2).enumerate() {
-            let at = usize::from(u16::from_le_bytes([bytes[0], bytes[1]]));
-            if at < first {
-                return Err(wrong("positions that do not ascend"));
-            }
-            let place = numbers.get_mut(at).ok_or_else(|| wrong("a position outside the chunk"))?;
-            *place = value(bits[number / 4] >> (2 * (number % 4)), magnitudes);
-            first = at + 1;
+        if at >= len {
+            return Err(wrong("a position outside the chunk"));
         }
+        then(at, value(bits[number / 4] >> (2 * (number % 4)), magnitudes));
+        first = at + 1;
     }
     Ok(())
 }
