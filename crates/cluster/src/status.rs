@@ -65,6 +65,11 @@ impl ReplicaStatus {
         matches!(self.presence, Presence::Returned | Presence::Failed)
     }
 
+    /// Returns whether the closure of the member has failed or panicked.
+    pub fn has_failed(&self) -> bool {
+        matches!(self.presence, Presence::Failed)
+    }
+
     /// Returns whether all members wait in equal calls, without allocating, because this is the common case.
     pub fn all_agree(all: &[ReplicaStatus]) -> bool {
         let mut calls = all.iter().map(ReplicaStatus::call);

@@ -53,7 +53,7 @@ pub mod internal {
     pub use crate::differences::{Settings, differences, digest};
     pub use crate::drift::{ComparisonPlan, Drift, VariableChecksum, find_drift};
     pub use crate::examples::ExamplesCheck;
-    pub use crate::local_steps::{Alone, alone_differently, different_counts};
+    pub use crate::local_steps::{Alone, Meeting, alone_differently, different_counts};
     pub use crate::loss_scale::LossScaling;
     pub use crate::missing_gradients::{MissingReport, missing_gradients};
     pub use crate::names::{common_name, copies_name, first_names, list_names, variable_names};

@@ -53,6 +53,22 @@ impl LocalSteps {
         *self == Self { steps: 1, outer: Outer::Average }
     }
 
+    /// Returns how a step of the strategy involves the other workers. `since` is the largest number of local steps that
+    /// one of the optimizers has made since its last outer step.
+    ///
+    /// All workers decide alike, because all have made the same steps. A worker on which a step has failed decides
+    /// differently, and meets the others when the outer step is due on both.
+    // INV-112
+    pub fn meeting(&self, since: u64) -> Meeting {
+        if since + 1 >= self.steps {
+            Meeting::Complete
+        } else if since == 0 {
+            Meeting::Beginning
+        } else {
+            Meeting::None
+        }
+    }
+
     /// Returns the reason why local steps are not possible with these numbers or in this strategy; `None` if they are.
     /// `world` is the world of the strategy's group, if it has one.
     pub fn contradiction(&self, world: Option<World>, is_elastic: bool, has_servers: bool) -> Option<String> {
@@ -91,6 +107,18 @@ impl LocalSteps {
             None
         }
     }
+}
+
+/// The part of a step in which all workers wait for each other, apart from the calls that the program makes itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Meeting {
+    /// The workers begin and end the step together: every step in lock step, and those that make an outer step.
+    Complete,
+    /// The workers begin the step together, compare their variables, and end it alone: the first step after an outer
+    /// step.
+    Beginning,
+    /// This worker makes the step alone.
+    None,
 }
 
 impl fmt::Display for Outer {
@@ -207,6 +235,19 @@ mod tests {
         for (steps, outer) in [(1, DILOCO), (2, Outer::Average), (0, Outer::Average)] {
             assert!(!LocalSteps { steps, outer }.is_lock_step());
         }
+    }
+
+    // INV-112
+    #[test]
+    fn workers_meet_after_an_outer_step_and_for_the_next() {
+        let meetings = |steps| {
+            let local = LocalSteps { steps, outer: DILOCO };
+            (0..=steps).map(|since| local.meeting(since)).collect::<Vec<_>>()
+        };
+        use Meeting::{Beginning, Complete, None};
+        assert_eq!(meetings(1), [Complete; 2]);
+        assert_eq!(meetings(2), [Beginning, Complete, Complete]);
+        assert_eq!(meetings(5), [Beginning, None, None, None, Complete, Complete]);
     }
 
     #[test]

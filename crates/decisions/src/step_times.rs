@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use std::sync::Mutex;
 use std::time::Duration;
 
-/// The time that a worker has spent since its previous step began, by activity. It is only used to find stragglers; the
-/// results of training do not depend on it.
+/// The time that a worker has spent in a step, by activity: since its previous step began or, if it has made steps
+/// alone, the mean over these steps. It is only used to find stragglers; the results of training do not depend on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepTimes {
     /// The time inside `run`, without waits for other workers.
@@ -24,12 +24,28 @@ pub struct StepTimes {
     pub waiting: Duration,
     /// The worker for which this worker waited longest, and for how long.
     pub awaited: Option<(usize, Duration)>,
+    /// The number of steps over which the times are the mean; 0 if there are no times.
+    pub steps: u32,
 }
 
 impl StepTimes {
     /// Returns the time in which this worker did not wait for others, but others may have waited for it.
     pub fn own(&self) -> Duration {
         self.computing.saturating_add(self.input).saturating_add(self.outside)
+    }
+
+    /// Returns the mean times of a step, given the sums over all steps.
+    fn mean(self) -> Self {
+        let steps = self.steps.max(1);
+        Self {
+            computing: self.computing / steps,
+            processor: self.processor / steps,
+            input: self.input / steps,
+            outside: self.outside / steps,
+            waiting: self.waiting / steps,
+            awaited: self.awaited.map(|(worker, time)| (worker, time / steps)),
+            steps: self.steps,
+        }
     }
 }
 
@@ -40,11 +56,17 @@ pub struct StepMeter {
     all: Mutex<All>,
 }
 
-/// The times of this worker since its previous step began.
+/// The maximum number of steps as which times are counted that are the mean over more steps.
+const MOST_STEPS: u32 = 1000;
+
+/// The times of this worker since they were last taken.
 #[derive(Debug, Default)]
 struct Mine {
     now: Phase,
+    /// The sums over all steps.
     times: StepTimes,
+    /// The time in which the program waited for input since the last step ended.
+    input: Duration,
     awaited: Vec<Duration>,
 }
 
@@ -58,7 +80,7 @@ enum Phase {
     Running(Stopwatch, Option<Duration>),
     /// No step is running. The stopwatch is from the end of the last one.
     Outside(Stopwatch),
-    /// The times since the last step began have been taken, and the next step is about to begin.
+    /// The next step is about to begin.
     Beginning,
 }
 
@@ -72,7 +94,8 @@ struct All {
 impl All {
     /// Adds the times of all workers in a step. Returns the straggler, unless it has been returned before.
     fn add(&mut self, times: &[StepTimes]) -> Option<Straggler> {
-        self.stragglers.add(times);
+        let steps = times.iter().map(|times| times.steps).max().unwrap_or_default();
+        (0..steps.clamp(1, MOST_STEPS)).for_each(|_| self.stragglers.add(times));
         let straggler = self.stragglers.straggler()?;
         let key = (straggler.worker, straggler.cause);
         if self.found.contains(&key) {
@@ -94,21 +117,31 @@ impl Mine {
         }
     }
 
-    /// Returns the times since the previous call. `waits` are the waits since the last step ended. If no step has ended
-    /// since the previous call, all times are zero, so that the creation of a model or a rendezvous does not count.
-    fn take(&mut self, waits: Waits<'_>) -> StepTimes {
+    /// Records that the next step is about to begin. `waits` are the waits since the last step ended. If no step has
+    /// ended since the previous call, discards all times, so that the creation of a model or a rendezvous does not
+    /// count.
+    fn leave_outside(&mut self, waits: Waits<'_>) {
+        let input = std::mem::take(&mut self.input);
         let Phase::Outside(since) = std::mem::take(&mut self.now) else {
             self.awaited.fill(Duration::ZERO);
             self.times = StepTimes::default();
-            return StepTimes::default();
+            return;
         };
         self.now = Phase::Beginning;
-        self.times.outside = since.elapsed().saturating_sub(waits.total).saturating_sub(self.times.input);
+        let outside = since.elapsed().saturating_sub(waits.total).saturating_sub(input);
+        self.times.outside = self.times.outside.saturating_add(outside);
+        self.times.input = self.times.input.saturating_add(input);
+        self.times.steps = self.times.steps.saturating_add(1);
         self.add_waits(waits);
+    }
+
+    /// Acts like [`leave_outside`](Self::leave_outside). Returns the mean times of the steps since the previous call.
+    fn take(&mut self, waits: Waits<'_>) -> StepTimes {
+        self.leave_outside(waits);
         let longest = self.awaited.iter().copied().enumerate().max_by_key(|(_, time)| *time);
         self.times.awaited = longest.filter(|(_, time)| !time.is_zero());
         self.awaited.fill(Duration::ZERO);
-        std::mem::take(&mut self.times)
+        std::mem::take(&mut self.times).mean()
     }
 
     /// Records that a step begins. `waits` are the waits for the others to begin it.
@@ -122,9 +155,10 @@ impl Mine {
     /// Records that the step has ended. `waits` are the waits since the step began.
     fn end(&mut self, waits: Waits<'_>) {
         let Phase::Running(began, processor) = std::mem::take(&mut self.now) else { return };
-        self.times.computing = began.elapsed().saturating_sub(waits.total);
+        let computing = began.elapsed().saturating_sub(waits.total);
+        self.times.computing = self.times.computing.saturating_add(computing);
         let spent = processor_time().zip(processor).map(|(now, before)| now.saturating_sub(before));
-        self.times.processor = spent.unwrap_or_default();
+        self.times.processor = self.times.processor.saturating_add(spent.unwrap_or_default());
         self.add_waits(waits);
         self.now = Phase::Outside(Stopwatch::start());
     }
@@ -143,13 +177,21 @@ impl StepMeter {
 
     /// Adds `time` to the time in which the program waited for the input of this worker.
     pub fn record_input(&self, time: Duration) {
-        let input = &mut lock(&self.mine).times.input;
+        let input = &mut lock(&self.mine).input;
         *input = input.saturating_add(time);
     }
 
-    /// Returns the times of this worker since its previous step began. `waits` are the waits since that step ended.
+    /// Returns the mean times of this worker's steps since the previous call. `waits` are the waits since the last step
+    /// ended.
     pub fn take(&self, waits: Waits<'_>) -> StepTimes {
         lock(&self.mine).take(waits)
+    }
+
+    /// Records that a step begins on this worker alone. `waits` are the waits since the last step ended.
+    pub fn begin_alone(&self, waits: Waits<'_>) {
+        let mine = &mut *lock(&self.mine);
+        mine.leave_outside(waits);
+        mine.now = Phase::Running(Stopwatch::start(), processor_time());
     }
 
     /// Adds the times of all workers since their previous steps began, in the order of ranks. Returns
@@ -199,5 +241,25 @@ mod tests {
         mine.end(waits(&[]));
         let times = mine.take(waits(&[]));
         assert_eq!((times.waiting, times.awaited), (2 * SECOND, Some((1, 2 * SECOND))));
+    }
+
+    #[test]
+    fn times_of_steps_made_alone_are_reported_as_their_mean() {
+        let meter = StepMeter::default();
+        let none = || waits(&[]);
+        meter.begin(none());
+        for _ in 0..3 {
+            meter.end(waits(&[Duration::ZERO, SECOND]));
+            meter.record_input(6 * SECOND);
+            meter.begin_alone(none());
+        }
+        meter.end(none());
+        let times = meter.take(waits(&[Duration::ZERO, SECOND]));
+        assert_eq!((times.steps, times.waiting, times.awaited), (4, SECOND, Some((1, SECOND))));
+        assert_eq!(times.input, 18 * SECOND / 4);
+        meter.begin(none());
+        meter.end(none());
+        assert_eq!(meter.take(none()).steps, 1);
+        assert_eq!(meter.take(none()), StepTimes::default());
     }
 }

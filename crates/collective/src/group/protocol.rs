@@ -164,6 +164,13 @@ impl Protocol {
         self.round
     }
 
+    /// Returns whether this worker has made or aborted a call, or another one waits in a call, as far as this worker
+    /// knows. A worker that has failed outside a call does not wait.
+    pub fn has_calls(&self) -> bool {
+        let waits = |frame: &Frame| !matches!(frame.content, Content::Verdict(_)) && is_wait(&frame.content);
+        self.round > 0 || self.early.iter().any(|(_, frame)| waits(frame))
+    }
+
     /// Returns the number of rounds that this worker has aborted.
     pub fn aborted_calls(&self) -> u64 {
         self.aborted
@@ -309,12 +316,8 @@ impl Protocol {
     pub fn ending(&mut self, step: u64, timeout: Duration) -> Ending {
         let mine = self.left.get(self.world.worker()).and_then(Option::as_ref);
         let Some(statuses) = mine.filter(|_| self.over.is_none()) else { return Ending::Closed };
-        let waits = |content: &Content| match content {
-            Content::Call { .. } | Content::Verdict(_) => true,
-            Content::Statuses { statuses, .. } => statuses.iter().any(|status| status.call().is_some()),
-            Content::Left { .. } | Content::Early { .. } => false,
-        };
-        if let Some(round) = self.early.iter().filter(|(_, f)| waits(&f.content)).map(|(_, f)| f.round).min()
+        if let Some(round) =
+            self.early.iter().filter(|(_, f)| is_wait(&f.content)).map(|(_, f)| f.round).min()
         {
             let statuses = statuses.clone();
             self.round = self.round.max(round.saturating_sub(1));
@@ -419,6 +422,15 @@ impl Protocol {
         };
         self.current = None;
         Action::End(ended)
+    }
+}
+
+/// Returns whether the sender waits in a round, or has ended the session in one.
+fn is_wait(content: &Content) -> bool {
+    match content {
+        Content::Call { .. } | Content::Verdict(_) => true,
+        Content::Statuses { statuses, .. } => statuses.iter().any(|status| status.call().is_some()),
+        Content::Left { .. } | Content::Early { .. } => false,
     }
 }
 

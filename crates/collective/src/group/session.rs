@@ -42,6 +42,8 @@ struct State {
     protocol: Protocol,
     /// The record of the latest call, which may have more rounds.
     call: Option<Ticket>,
+    /// Whether the other workers are only notified that this worker has left if they may wait for it.
+    quiet: bool,
 }
 
 impl Group {
@@ -68,9 +70,18 @@ impl Session {
         let world = group.world();
         let mut protocol = Protocol::new(world, id);
         protocol.set_repeated_calls(std::mem::take(&mut *lock(&group.repeated_calls)));
-        let state = State { protocol, call: None };
+        let state = State { protocol, call: None, quiet: false };
         let (early_receiver, directory) = (EarlyReceiver::new(&group, id), group.directory());
         Self { group, world, step: AtomicU64::new(step), state: Mutex::new(state), directory, early_receiver }
+    }
+
+    /// Makes this a quiet session, in which workers may make no call at all: in that case, they exchange no message.
+    ///
+    /// A worker that makes a call that another one omits may only get an error after its timeout, because the other one
+    /// may have left before.
+    pub fn quietly(self) -> Self {
+        lock(&self.state).quiet = true;
+        self
     }
 
     /// Returns the number of workers, and the index of this one.
@@ -158,7 +169,7 @@ impl Session {
         timeout: Duration,
     ) -> Result<Vec<Bytes>, Arc<Blame>> {
         let mut state = lock(&self.state);
-        let State { protocol, call } = &mut *state;
+        let State { protocol, call, .. } = &mut *state;
         if let Some(blame) = protocol.over() {
             return Err(self.with_locations(blame.clone()));
         }
@@ -266,10 +277,19 @@ impl Session {
     }
 
     /// Reports to the others that the closures of all replicas of this worker have returned, so that no worker waits
-    /// for them.
+    /// for them. In a [quiet](Self::quietly) session without calls, this sends nothing unless a replica has failed.
     pub fn leave(&self, statuses: Vec<ReplicaStatus>) {
-        let left = lock(&self.state).protocol.leave(statuses);
-        self.send_to_others(&left);
+        let mut state = lock(&self.state);
+        let State { protocol, quiet, .. } = &mut *state;
+        if *quiet {
+            self.receive_all(protocol);
+            *quiet = !protocol.has_calls() && !statuses.iter().any(ReplicaStatus::has_failed);
+        }
+        let (left, is_silent) = (protocol.leave(statuses), *quiet);
+        drop(state);
+        if !is_silent {
+            self.send_to_others(&left);
+        }
     }
 
     /// Waits at most `timeout` until the replicas of all other workers have left. Call this after the replicas of this
@@ -278,10 +298,14 @@ impl Session {
     /// # Errors
     /// Returns the same [`Blame`] as on the other workers if they wait in a call that the replicas of this worker have
     /// skipped. Otherwise returns `Ok`, even if a worker timed out or was lost, because this worker has completed its
-    /// part. The error of its next call names the lost worker.
+    /// part. The error of its next call names the lost worker. In a [quiet](Self::quietly) session without calls, this
+    /// does not wait.
     pub fn await_leave(&self, timeout: Duration) -> Result<(), Arc<Blame>> {
         let mut state = lock(&self.state);
-        let protocol = &mut state.protocol;
+        let State { protocol, quiet, .. } = &mut *state;
+        if *quiet {
+            return Ok(());
+        }
         let Group { inbox, transport, .. } = &self.group;
         let mut deadline = Deadline::after(timeout);
         let made = loop {

@@ -9,7 +9,7 @@
 //! | `workers`, `cross_worker`, `agreement` | communication with other workers; combining values; sharing results and errors |
 //! | `wire` | records that workers exchange |
 //! | `rejoin` | re-forming the group |
-//! | `steps` | the counters of steps, updates and steps trained alone; statistics of steps, for monitoring |
+//! | `steps` | the counters of steps and updates; statistics of steps, for monitoring |
 //! | `step_meter` | the times of each worker's steps |
 //! | `warn_single` | the warning that a process trains alone although it was started as one of several |
 //!
@@ -107,11 +107,6 @@ struct Inner {
     updates: Mutex<Updates>,
     /// The steps that each worker trains alone; `None` in lock step.
     local_steps: Option<LocalSteps>,
-    /// The number of local steps since the workers last agreed on their weights, of all optimizers together.
-    apart: AtomicU64,
-    /// The number of outer steps since the state of optimizers was last restored, or was transferred after a
-    /// rendezvous. It includes all optimizers, also dropped ones.
-    outer_steps: AtomicU64,
     optimizers: AtomicU64,
     precision: Mutex<MixedPrecision>,
     /// The number of variables that have been created so far.
@@ -178,8 +173,6 @@ impl Strategy {
             step_meter: StepMeter::default(),
             updates: Mutex::default(),
             local_steps,
-            apart: AtomicU64::new(0),
-            outer_steps: AtomicU64::new(0),
             optimizers,
             precision,
             created,

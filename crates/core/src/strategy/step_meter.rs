@@ -1,4 +1,4 @@
-//! The times of this worker's steps, which workers send to each other when the next step begins.
+//! The times of this worker's steps, which workers send to each other when they begin the next step together.
 
 use super::Strategy;
 use distribute_collective::group::Group;
@@ -37,7 +37,7 @@ impl Strategy {
         self.step_meter().record_input(time);
     }
 
-    /// Returns the times of this worker since its previous step began.
+    /// Returns the mean times of this worker's steps since they were last taken.
     pub(crate) fn take_step_times(&self, group: &Group) -> StepTimes {
         group.take_waits(|waits| self.step_meter().take(waits))
     }
@@ -58,6 +58,11 @@ impl Strategy {
             });
         }
         group.take_waits(|waits| self.step_meter().begin(waits));
+    }
+
+    /// Records that this worker begins a step alone.
+    pub(crate) fn record_step_begin_alone(&self, group: &Group) {
+        group.take_waits(|waits| self.step_meter().begin_alone(waits));
     }
 
     /// Records that the step has ended on this worker.

@@ -14,14 +14,12 @@
 //! | `shards`, `lookup` | shards, rows and slices of a variable; looking up and combining rows |
 //! | `rows`, `cache` | on parameter servers: tables that are looked up by row; a scope that reads each variable once |
 //! | `dynamic` | variables whose rows are ids |
-//! | `apart` | optimizers that are within their local steps |
-//! | `abandoned` | variables that differ because an optimizer was dropped within its local steps |
+//! | `apart` | the steps that this worker has made alone, and the variables that differ because of them |
 //! | `checksum`, `drift` | checksums of variables; comparing them between workers in each step |
 //! | `live` | candle variables whose values a checkpoint copies while the program continues |
 //! | `state`, `error` | a variable as a component of a checkpoint; errors with the variable's name |
 //! | `model` | [`Variables`]: the variables of a model, created by `replicate` |
 
-mod abandoned;
 mod access_site;
 mod apart;
 mod cache;

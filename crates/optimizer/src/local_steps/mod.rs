@@ -2,7 +2,8 @@
 //!
 //! A local step is a step of this worker's replicas, as if there were no other workers. An outer step is part of the
 //! last local step before it: if the outer step fails on a worker, that worker has not made the local step either. When
-//! a step begins, the workers compare their positions within the local steps, and their numbers of outer steps.
+//! that step begins, and the one after it, the workers compare their positions within the local steps, and their
+//! numbers of outer steps. They begin all other steps alone.
 //!
 //! If the strategy has a compression, workers send what they have changed since the last outer step in a compressed
 //! form, with error feedback like gradients. The new weights begin at those after the last outer step, and change by
@@ -333,11 +334,8 @@ impl LocalTraining {
         let mut state = lock(&self.state);
         if since == 0 {
             state.agreed = None;
-            self.strategy.record_no_local_steps(&self.optimizer);
-        } else if state.since == 0 {
-            self.strategy.record_within_local_steps(&self.optimizer, &self.trained);
         }
-        self.strategy.record_local_steps(state.since, since);
+        self.strategy.record_local_steps(&self.optimizer, since, &self.trained);
         self.strategy.record_outer_steps(state.outer, outer);
         (state.since, state.outer) = (since, outer);
     }
@@ -373,10 +371,8 @@ impl Drop for LocalTraining {
                 );
             });
         }
-        // In this order, so that no thread reads neither of the numbers. The outer steps still count.
-        self.strategy.record_abandoned_steps(since, &self.trained);
-        self.strategy.record_local_steps(since, 0);
-        self.strategy.record_no_local_steps(&self.optimizer);
+        // The outer steps still count.
+        self.strategy.record_dropped_optimizer(&self.optimizer, since, &self.trained);
     }
 }
 

@@ -10,7 +10,9 @@ const OPERATION: &str = "MultiWorkerMirroredStrategy";
 impl MultiWorkerMirroredStrategyBuilder {
     /// Lets each worker train alone for several steps of an optimizer, after which the workers agree on new weights in
     /// an *outer step*. Only outer steps send weights: if there is one every N steps, a step sends one Nth of the bytes
-    /// on average. The workers [average their weights](distribute_core::strategy::Outer::Average), or make a [step of
+    /// on average. Between outer steps, a worker waits for no other one, except in calls of the program.
+    ///
+    /// The workers [average their weights](distribute_core::strategy::Outer::Average), or make a [step of
     /// DiLoCo](distribute_core::strategy::Outer::Nesterov). An average after every step is the same as training without
     /// this setting. The setting must be the same on all workers.
     ///

@@ -1,11 +1,17 @@
-//! The beginning of a step: the workers agree on its number, and learn what the others bring to it.
+//! The beginning of a step. The workers agree on its number, and exchange what each needs from the others. Within local
+//! steps, a worker begins most steps alone.
+
+// - **INV-112** Within local steps, a worker that makes no call sends nothing in a step, and waits for no other. All
+//   workers make the same steps: if their numbers differ, or other facts that a step compares, all get one error when
+//   they next begin a step together, at the latest before an outer step. Tests: `decisions/src/local_steps.rs`,
+//   `multi_worker/local_steps/alone.rs`, `multi_worker/local_steps/failures.rs`.
 
 use crate::strategy::{Strategy, wire};
 use crate::variables::Digest;
 use distribute_base::{Error, ErrorKind, Result};
 use distribute_cluster::{Fingerprint, Operation, Presence, ReplicaStatus};
 use distribute_collective::group::{Group, Session};
-use distribute_decisions::internal::{Alone, StepTimes, alone_differently};
+use distribute_decisions::internal::{Alone, Meeting, StepTimes, alone_differently};
 use serde::{Deserialize, Serialize};
 use std::panic::Location;
 use std::sync::Arc;
@@ -13,7 +19,7 @@ use std::sync::Arc;
 /// The name of the sessions that are opened for steps.
 const RUN: &str = "run";
 
-/// A step that has begun on all workers. If it is dropped before it is completed, this worker reports to the
+/// A step that has begun. If it is dropped before it is completed, this worker reports to the
 /// others that its replicas failed.
 pub(super) struct StartedStep {
     pub(super) session: Arc<Session>,
@@ -25,8 +31,9 @@ impl Strategy {
     /// per-replica batches, if known. Returns the step number, the started step if there are several workers, and the
     /// number of rows on the workers of lower rank, if known.
     ///
-    /// This is a call between steps, so it fails immediately if a worker makes a different call. The step itself has a
-    /// separate session. A step that has not begun on all workers is not counted. The step does not begin if variables
+    /// Within local steps, this worker may [begin the step alone](Self::begin_alone). Otherwise this is a call between
+    /// steps, so it fails immediately if a worker makes a different call. The step itself has a separate
+    /// session. A step that has not begun on all workers is not counted. The step does not begin if variables
     /// differ between workers, or if new workers are waiting to join. If the workers' step counters differ, all are set
     /// to the largest one, and the step does not begin. Afterwards all workers know whether one of them has received a
     /// notice to exit.
@@ -46,6 +53,11 @@ impl Strategy {
             self.require_none_waiting(waiting)?;
             return Ok((self.next_step(), None, Some(0)));
         };
+        let (meeting, rows_before) = self.next_meeting();
+        if meeting == Meeting::None {
+            let (step, started) = self.begin_alone(group);
+            return Ok((step, Some(started), rows_before));
+        }
         let variables = self.abort_peers_on_err(self.drift_digest())?;
         let (session, has_notice) = (group.next_number(RUN), self.notice().is_received());
         let times = self.take_step_times(group);
@@ -70,10 +82,21 @@ impl Strategy {
         self.notice().record_decision(all.iter().map(|start| start.has_notice), self.min_remaining_workers());
         let (step, number) = (self.next_step(), all.iter().map(|start| start.session).max());
         let session = group.open_at(RUN, number.unwrap_or(mine.session), step);
+        let session = if meeting == Meeting::Beginning { session.quietly() } else { session };
         self.record_step_begin(group, &all.iter().map(|start| start.times).collect::<Vec<_>>());
         let mut before = all.iter().take(self.world().worker()).map(|start| start.rows);
         let before = before.try_fold(0usize, |sum, rows| sum.checked_add(rows?));
-        Ok((step, Some(StartedStep { session: Arc::new(session), completed: false }), before))
+        self.record_meeting(before);
+        Ok((step, Some(StartedStep::new(session)), before))
+    }
+
+    /// Begins the next step on this worker, without a message. Returns the step number and the started step, whose
+    /// session is that of the same step on the other workers, because all count their steps since they last began one
+    /// together.
+    fn begin_alone(&self, group: &Group) -> (u64, StartedStep) {
+        let step = self.next_step();
+        self.record_step_begin_alone(group);
+        (step, StartedStep::new(group.open(RUN, step).quietly()))
     }
 
     /// Returns an error if workers are waiting to join the training run.
@@ -86,6 +109,10 @@ impl Strategy {
 }
 
 impl StartedStep {
+    fn new(session: Session) -> Self {
+        Self { session: Arc::new(session), completed: false }
+    }
+
     /// Marks the step as completed, after the replicas have run and left the session.
     pub(super) fn complete(mut self, strategy: &Strategy) {
         self.completed = true;
@@ -103,7 +130,7 @@ impl Drop for StartedStep {
     }
 }
 
-/// The header that each worker sends when a step begins.
+/// The header that each worker sends when all begin a step together.
 #[derive(Serialize, Deserialize)]
 struct StartHeader {
     /// The number of steps that the worker has run.
@@ -118,7 +145,7 @@ struct StartHeader {
     has_notice: bool,
     /// The number of processes that have connected to the worker and will join at the next rendezvous.
     waiting: usize,
-    /// The times of the worker since its previous step began.
+    /// The times of the worker in the steps since it last sent them.
     times: StepTimes,
     /// The progress of the worker's local steps; `None` in lock step.
     alone: Option<Alone>,
@@ -126,8 +153,12 @@ struct StartHeader {
 
 fn differ(all: &[StartHeader], latest: u64) -> String {
     let each: Vec<_> = all.iter().map(|start| start.step.to_string()).collect();
+    let local = match all.iter().any(|start| start.alone.is_some_and(|alone| alone.since > 0)) {
+        true => " A worker on which a local step has failed runs one step more than the others.",
+        false => "",
+    };
     format!(
-        "the workers have run {} steps; all must make the same calls of run, or restore the same number of steps. \
+        "the workers have run {} steps; all must make the same calls of run, or restore the same number of steps.{local} \
          All workers continue after step {latest}",
         each.join(", ")
     )

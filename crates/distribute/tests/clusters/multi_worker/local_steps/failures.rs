@@ -54,10 +54,11 @@ fn a_step_that_fails_on_one_worker_before_the_outer_step_changes_nothing_on_any(
     });
 }
 
+// INV-112
 #[test]
-fn a_local_step_that_fails_on_one_worker_is_an_error_of_all_in_the_next() {
-    let errors = watched(|| {
-        on((2, 2), local(3, DILOCO), |strategy| {
+fn a_local_step_that_fails_on_one_worker_is_an_error_of_all_before_the_outer_step() {
+    let ends = watched(|| {
+        on((2, 2), local(4, DILOCO), |strategy| {
             let model = model(strategy)?;
             let optimizer = Adam::new(&model.variables, 0.01)?;
             let is_last = strategy.world().worker() == 1;
@@ -71,16 +72,24 @@ fn a_local_step_that_fails_on_one_worker_is_an_error_of_all_in_the_next() {
             };
             step(false)?;
             assert_eq!(step(is_last).is_err(), is_last);
+            step(false)?;
+            // Both have made as many local steps, one of them in one step more.
+            if is_last {
+                step(false)?;
+            }
             let error = step(false).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Disagreement, "{error}");
-            Ok(error)
+            step(false)?;
+            Ok((error, bits(&weights(&model)?)))
         })
     });
-    crate::multi_worker::one_message(&errors, &["(2, 1, by worker)", "restore the last checkpoint"]);
+    assert_eq!(ends[0].1, ends[1].1);
+    let errors: Vec<_> = ends.into_iter().map(|(error, _)| error).collect();
+    crate::multi_worker::one_message(&errors, &["have run 3, 4 steps", "a local step has failed"]);
 }
 
 #[test]
-fn a_lost_worker_is_an_error_of_the_others_in_the_next_step() {
+fn a_lost_worker_is_an_error_of_the_others_before_the_outer_step() {
     watched(|| {
         let options = CommunicationOptions { timeout: Some(Duration::from_secs(20)), ..Default::default() };
         let builder = MultiWorkerMirroredStrategy::builder()
@@ -102,7 +111,7 @@ fn a_lost_worker_is_an_error_of_the_others_in_the_next_step() {
         });
         let errors = errors.unwrap();
         for (steps, error) in &errors[..2] {
-            assert_eq!((*steps, error.kind()), (5, ErrorKind::PeerFailed), "{error}");
+            assert_eq!((*steps, error.kind()), (7, ErrorKind::PeerFailed), "{error}");
             assert!(error.to_string().contains("replica 2"), "{error}");
         }
     });
