@@ -1,6 +1,5 @@
 //! The calls of an outer step, which all workers make together.
 
-use super::flat::Flat;
 use crate::Inner;
 use crate::header::OuterHeader;
 use crate::rate;
@@ -54,13 +53,13 @@ impl Calls<'_> {
     /// - [`Error::Failed`], [`Error::InvalidArgument`]: the workers have different settings or learning rates, or have
     ///   made different numbers of outer steps.
     /// - [`Error::Collective`]: a worker does not make the calls, fails or times out.
-    pub(super) fn compare(
+    pub(super) fn compare<M>(
         &self,
         optimizer: &Inner,
         operation: &'static str,
         header: &OuterHeader,
-        mine: Result<Flat>,
-    ) -> Result<Flat> {
+        mine: Result<M>,
+    ) -> Result<M> {
         let strategy = &optimizer.parameters.strategy;
         let mut mine = Some(mine);
         let missing = || Error::invalid(operation, "the weights of this worker are missing");

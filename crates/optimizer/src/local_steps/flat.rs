@@ -20,7 +20,11 @@ pub(super) struct Flat {
 impl Flat {
     /// Returns the values of the variables on the host.
     pub(super) fn of(parameters: &Parameters) -> Result<Self> {
-        let mut flat = Self::default();
+        let memory = |is_f64| {
+            let those = |(_, variable): &&(String, Var)| (variable.dtype() == DType::F64) == is_f64;
+            parameters.variables.iter().filter(those).map(|(_, variable)| variable.elem_count()).sum()
+        };
+        let mut flat = Self { f32: Vec::with_capacity(memory(false)), f64: Vec::with_capacity(memory(true)) };
         for (_, variable) in parameters.variables.iter().filter(|(_, variable)| variable.elem_count() > 0) {
             match variable.dtype() {
                 DType::F64 => with_elements(variable, |values: &[f64]| flat.f64.extend_from_slice(values))?,
@@ -33,31 +37,15 @@ impl Flat {
     /// Writes the numbers to the variables on the host.
     pub(super) fn write_to(&self, parameters: &Parameters) -> Result<()> {
         let (mut f32, mut f64) = (self.f32.as_slice(), self.f64.as_slice());
-        for variables in parameters.variables.chunks(LOCKED) {
-            let variables: Vec<&Var> = variables.iter().map(|(_, variable)| variable).collect();
-            with_locked(&variables, |all| {
-                all.into_iter().for_each(|values| match values {
-                    Locked::F32(values) => values.copy_from_slice(take(&mut f32, values.len())),
-                    Locked::F64(values) => values.copy_from_slice(take(&mut f64, values.len())),
-                });
-                Ok(())
-            })?;
-        }
-        Ok(())
+        write_each(parameters, |_, values| match values {
+            Locked::F32(values) => values.copy_from_slice(take(&mut f32, values.len())),
+            Locked::F64(values) => values.copy_from_slice(take(&mut f64, values.len())),
+        })
     }
 
     /// Returns the same number of zeros.
     pub(super) fn zeros(&self) -> Self {
         Self { f32: vec![0.; self.f32.len()], f64: vec![0.; self.f64.len()] }
-    }
-
-    pub(super) fn minus(&self, other: &Self) -> Self {
-        Self { f32: outer::minus(&self.f32, &other.f32), f64: outer::minus(&self.f64, &other.f64) }
-    }
-
-    /// Returns these numbers minus `after`, and zeros for equal numbers.
-    pub(super) fn changed_to(&self, after: &Self) -> Self {
-        Self { f32: outer::changed(&self.f32, &after.f32), f64: outer::changed(&self.f64, &after.f64) }
     }
 
     /// Changes the numbers by a step of SGD with Nesterov momentum; `decay` is the fraction of the momentum that is
@@ -114,6 +102,18 @@ impl Flat {
         }
         Ok(Some(flat))
     }
+}
+
+/// Calls `write` with the index and the elements of each variable on the host.
+pub(super) fn write_each(parameters: &Parameters, mut write: impl FnMut(usize, Locked<'_>)) -> Result<()> {
+    for (first, variables) in (0..).step_by(LOCKED).zip(parameters.variables.chunks(LOCKED)) {
+        let variables: Vec<&Var> = variables.iter().map(|(_, variable)| variable).collect();
+        with_locked(&variables, |all| {
+            all.into_iter().zip(first..).for_each(|(values, number)| write(number, values));
+            Ok(())
+        })?;
+    }
+    Ok(())
 }
 
 /// Splits off and returns the first `count` numbers, or all if there are fewer.

@@ -6,19 +6,69 @@
 //! | other variables of f32 | in the type of the strategy's [`Wire`]. In 16 bits, they are divided by the number of workers first, then rounded once on each worker, and as a sum |
 //! | of f64 | as they are |
 
+use super::contribution::{Kind, Mine, Place, places, slice};
 use super::exchange::Calls;
-use super::flat::Flat;
+use super::flat::{Flat, write_each};
 use super::outer;
 use crate::Inner;
 use crate::parameters::Parameters;
-use crate::reduce::compressed::{Contribution, Exchange, Senders, Sum, contributions};
+use crate::reduce::compressed::{Contribution, Exchange, Senders, Sum};
 use crate::sync::{Threads, abort_on};
+use crate::update::locked::Locked;
 use candle_core::DType;
 use distribute_base::internal::Number;
 use distribute_base::{Error, ErrorKind, Result};
 use distribute_collective::group::{GroupCall, Real, SumOptions, numbers};
 use distribute_core::strategy::Wire;
-use std::ops::Range;
+
+/// The mean of the contributions of all workers.
+pub(super) struct Mean {
+    places: Vec<Place>,
+    /// The means of the variables with error feedback, in ascending order.
+    compressed: Vec<Sum>,
+    /// The means of the other variables of f32.
+    f32: Vec<f32>,
+    f64: Vec<f64>,
+}
+
+impl Mean {
+    /// Returns the mean as one vector for each dtype.
+    pub(super) fn into_flat(self) -> Flat {
+        if self.compressed.is_empty() {
+            return Flat { f32: self.f32, f64: self.f64 };
+        }
+        let of_f32 = self.places.iter().filter(|place| place.kind != Kind::F64);
+        let f32 = of_f32.flat_map(|place| self.of_f32(place)).copied().collect();
+        Flat { f32, f64: self.f64 }
+    }
+
+    /// Writes `agreed` minus the mean to the variables on the host.
+    pub(super) fn write_change(&self, agreed: &Flat, parameters: &Parameters) -> Result<()> {
+        let mut places = self.places.iter().peekable();
+        write_each(parameters, |number, values| {
+            let Some(place) = places.next_if(|place| place.number == number) else { return };
+            match values {
+                Locked::F32(values) => {
+                    outer::change(values, slice(&agreed.f32, &place.all), self.of_f32(place))
+                }
+                Locked::F64(values) => {
+                    outer::change(values, slice(&agreed.f64, &place.all), slice(&self.f64, &place.of_kind));
+                }
+            }
+        })
+    }
+
+    /// Returns the mean of a variable of f32.
+    fn of_f32(&self, place: &Place) -> &[f32] {
+        match place.kind {
+            Kind::Compressed => {
+                let at = self.compressed.binary_search_by_key(&place.number, |(number, _)| *number);
+                at.map_or(&[][..], |at| &self.compressed[at].1)
+            }
+            _ => slice(&self.f32, &place.of_kind),
+        }
+    }
+}
 
 /// Returns the mean over all workers, in the fixed order of sums. `mine` is the contribution of this worker to outer
 /// step number `step`, from 1. New residuals are [prepared](crate::feedback::Feedback::prepare).
@@ -31,87 +81,39 @@ pub(super) fn of(
     optimizer: &Inner,
     operation: &'static str,
     calls: &Calls<'_>,
-    mut mine: Flat,
+    Mine { compressed, f32, f64 }: Mine,
     step: u64,
     threads: &Threads<'_>,
-) -> Result<Flat> {
+) -> Result<Mean> {
     let parameters = &*optimizer.parameters;
-    let wire = parameters.compression().wire();
-    let ranges = Ranges::of(parameters);
-    let (compressed, others) = if ranges.compressed.is_empty() {
-        (Vec::new(), std::mem::take(&mut mine.f32))
+    let (wire, places) = (parameters.compression().wire(), places(parameters));
+    let compressed = if compressed.is_empty() {
+        Vec::new()
     } else {
-        let compressed = compressed_means(parameters, operation, calls, (&mine.f32, &ranges), step, threads)?;
-        let others = ranges.others.iter().flat_map(|range| &mine.f32[range.clone()]);
-        (compressed, others.copied().collect())
+        compressed_means(parameters, operation, calls, (&places, compressed), step, threads)?
     };
-    let f32 = mean(optimizer, operation, calls, "its weights", others, wire)?;
-    let f64 = mean(optimizer, operation, calls, "its weights of f64", mine.f64, Wire::Full)?;
+    let f32 = mean(optimizer, operation, calls, "its weights", f32, wire)?;
+    let f64 = mean(optimizer, operation, calls, "its weights of f64", f64, Wire::Full)?;
     if wire == Wire::F16 {
         require_finite(parameters, operation, &f32, step)?;
     }
-    let mean = Flat { f32, f64 };
-    if compressed.is_empty() {
-        return Ok(mean);
-    }
-    let mut all = mine.f32;
-    let mut rest = mean.f32.as_slice();
-    for range in &ranges.others {
-        let (these, others) = rest.split_at(range.len().min(rest.len()));
-        all[range.clone()].copy_from_slice(these);
-        rest = others;
-    }
-    // Contributions are divided by the number of workers before they are compressed.
-    for ((_, range), (_, mean)) in ranges.compressed.into_iter().zip(compressed) {
-        all[range].copy_from_slice(&mean);
-    }
-    Ok(Flat { f32: all, f64: mean.f64 })
+    Ok(Mean { places, compressed, f32, f64 })
 }
 
-/// The places of the variables of f32 in a [`Flat`].
-struct Ranges {
-    /// The variables with error feedback, in ascending order.
-    compressed: Vec<(usize, Range<usize>)>,
-    /// All elements of other variables.
-    others: Vec<Range<usize>>,
-}
-
-impl Ranges {
-    fn of(parameters: &Parameters) -> Self {
-        let mut ranges = Self { compressed: Vec::new(), others: Vec::new() };
-        let mut end = 0;
-        let variables = parameters.variables.iter().zip(&parameters.codecs).enumerate();
-        for (number, ((_, variable), codec)) in variables {
-            if variable.dtype() == DType::F64 {
-                continue;
-            }
-            let range = end..end + variable.elem_count();
-            end = range.end;
-            match codec {
-                Some(_) => ranges.compressed.push((number, range)),
-                None => ranges.others.push(range),
-            }
-        }
-        ranges
-    }
-}
-
-/// Returns the means of the variables with error feedback.
+/// Returns the means of the variables with error feedback. Contributions were divided by the number of workers before,
+/// so these are sums.
 fn compressed_means(
     parameters: &Parameters,
     operation: &'static str,
     calls: &Calls<'_>,
-    (mine, ranges): (&[f32], &Ranges),
+    (places, mine): (&[Place], Vec<Contribution>),
     step: u64,
     threads: &Threads<'_>,
 ) -> Result<Vec<Sum>> {
     let workers = parameters.strategy.world().workers();
-    let weight = 1. / workers as f32;
-    let made = contributions(threads, ranges.compressed.iter().collect(), |(number, range)| {
-        Ok(Contribution::new(parameters, (0, *number), weight, &mine[range.clone()]))
-    })?;
-    let variables: Vec<usize> = ranges.compressed.iter().map(|(number, _)| *number).collect();
-    let mut made = Some(made);
+    let compressed = places.iter().filter(|place| place.kind == Kind::Compressed);
+    let variables: Vec<usize> = compressed.map(|place| place.number).collect();
+    let mut made = Some(mine);
     let mut sums = |calling: Option<&mut GroupCall<'_>>| {
         let made = made.take().unwrap_or_default();
         let senders = Senders { operation, each: 1, all: workers, contributes: &|_, _| true };

@@ -13,7 +13,8 @@
 //! |---|---|
 //! | `outer` | the new weights as pure functions |
 //! | `exchange` | the calls of an outer step, in a step or between two |
-//! | `mean` | the mean of what all workers contribute, compressed or not |
+//! | `contribution` | the contribution of this worker |
+//! | `mean` | the mean of the contributions of all workers, compressed or not |
 //! | `flat` | the values of all trained variables as vectors |
 //! | `state` | local steps in a checkpoint |
 
@@ -24,6 +25,7 @@
 //   optimizer between two and not set its variables since, make no further step together: all get one error. Tests:
 //   `multi_worker/local_steps/failures.rs`.
 
+mod contribution;
 mod exchange;
 mod flat;
 mod mean;
@@ -39,6 +41,7 @@ use crate::step::decide::{StepDecision, StepLog};
 use crate::sync::Threads;
 use crate::{Inner, Optimizer};
 use candle_core::TensorId;
+use contribution::Mine;
 use distribute_base::internal::lock;
 use distribute_base::{Error, ErrorKind, Result};
 use distribute_collective::threads::Member;
@@ -265,27 +268,37 @@ impl LocalTraining {
             let state = lock(&self.state);
             (state.agreed.clone(), state.momentum.clone())
         };
+        let parameters = &*optimizer.parameters;
         let contribution = || {
-            let weights = weights(optimizer, &optimizer.progress.change(operation)?)?;
-            Ok(agreed.as_deref().map_or_else(|| weights.clone(), |agreed| agreed.changed_to(&weights)))
+            parameters.sync_to_host_with_slots(&optimizer.progress.change(operation)?, &Vec::new())?;
+            Mine::new(parameters, agreed.as_deref(), threads)
         };
         let mine = calls.compare(optimizer, operation, header, contribution())?;
         let mean = mean::of(optimizer, operation, calls, mine, header.outer + 1, threads)?;
-        let (weights, momentum) = match (self.settings.outer, agreed) {
+        let momentum = match (self.settings.outer, agreed) {
+            (Outer::Average, Some(agreed)) => {
+                let change = optimizer.progress.change(operation)?;
+                write(optimizer, &change, |parameters| mean.write_change(&agreed, parameters))?;
+                None
+            }
             // The contributions are weights.
-            (_, None) => (mean, None),
-            (Outer::Average, Some(agreed)) => (agreed.minus(&mean), None),
+            (_, None) => {
+                let (weights, change) = (mean.into_flat(), optimizer.progress.change(operation)?);
+                write(optimizer, &change, |parameters| weights.write_to(parameters))?;
+                None
+            }
             (Outer::Nesterov { learning_rate, momentum: decay }, Some(agreed)) => {
+                let mean = mean.into_flat();
                 let mut momentum = momentum.unwrap_or_else(|| mean.zeros());
                 let mut weights = Arc::unwrap_or_clone(agreed);
                 weights.descend(&mean, &mut momentum, learning_rate, decay)?;
-                (weights, Some(momentum))
+                let change = optimizer.progress.change(operation)?;
+                write(optimizer, &change, |parameters| weights.write_to(parameters))?;
+                Some(momentum)
             }
         };
-        let change = optimizer.progress.change(operation)?;
-        write(optimizer, &weights, &change)?;
         // INV-94: nothing fails from here on.
-        optimizer.parameters.feedback.commit(header.outer + 1);
+        parameters.feedback.commit(header.outer + 1);
         lock(&self.state).momentum = momentum;
         self.set_position(0, header.outer + 1);
         Ok(())
@@ -300,7 +313,7 @@ impl LocalTraining {
             let change = optimizer.progress.change(operation)?;
             // If a write fails, the next step does not train with it.
             change.begin();
-            write(optimizer, &weights, &change)?;
+            write(optimizer, &change, |parameters| weights.write_to(parameters))?;
             *change.slots() = slots;
             change.set_finished(finished);
             loss_scale.into_iter().for_each(|state| optimizer.loss_scaling.restore(state));
@@ -413,11 +426,16 @@ fn weights(optimizer: &Inner, change: &Change<'_>) -> Result<Flat> {
     Flat::of(&optimizer.parameters)
 }
 
-/// Writes the weights, and refreshes their copies. `_change` proves that the caller has the right to change them.
-fn write(optimizer: &Inner, weights: &Flat, _change: &Change<'_>) -> Result<()> {
+/// Writes the weights on the host by `write`, and refreshes their copies. `_change` proves that the caller has the
+/// right to change them.
+fn write(
+    optimizer: &Inner,
+    _change: &Change<'_>,
+    write: impl FnOnce(&Parameters) -> Result<()>,
+) -> Result<()> {
     let parameters = &*optimizer.parameters;
     let written = parameters.mark_written(0..parameters.variables.len());
-    weights.write_to(parameters)?;
+    write(parameters)?;
     drop(written);
     parameters.copy_to_followers()
 }

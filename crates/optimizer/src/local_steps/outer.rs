@@ -3,14 +3,17 @@
 use distribute_base::internal::Number;
 use distribute_optim::{Momentum, RuleExt, Step, UpdateError};
 
-pub(super) fn minus<F: Number>(a: &[F], b: &[F]) -> Vec<F> {
-    a.iter().zip(b).map(|(a, b)| *a - *b).collect()
+/// Writes the weights `before` minus the mean of what workers have changed, with the opposite sign.
+pub(super) fn change<F: Number>(weights: &mut [F], before: &[F], changed: &[F]) {
+    for ((weight, before), changed) in weights.iter_mut().zip(before).zip(changed) {
+        *weight = *before - *changed;
+    }
 }
 
 /// Returns what local steps have changed, with the opposite sign. It is zero for equal numbers, also for infinite ones.
-pub(super) fn changed<F: Number>(before: &[F], after: &[F]) -> Vec<F> {
+pub(super) fn changed<F: Number>(before: &[F], after: &[F]) -> impl ExactSizeIterator<Item = F> {
     let changed = |(before, after): (&F, &F)| if before == after { F::of(0.) } else { *before - *after };
-    before.iter().zip(after).map(changed).collect()
+    before.iter().zip(after).map(changed)
 }
 
 /// Divides a sum over the workers by their number. The division is exact if the number is a power of two.
@@ -42,7 +45,7 @@ mod tests {
     #[test]
     fn diloco_by_hand() {
         let (before, after) = ([4f64, 1.], [[3., 1.], [1., 1.]]);
-        let mut gradient = changed(&before, &after[0]);
+        let mut gradient: Vec<f64> = changed(&before, &after[0]).collect();
         let other = changed(&before, &after[1]);
         gradient.iter_mut().zip(other).for_each(|(sum, x)| *sum += x);
         divide(&mut gradient, 2);
@@ -57,10 +60,12 @@ mod tests {
     fn a_weight_that_no_worker_has_changed_has_no_gradient() {
         for workers in 1..9 {
             let weights = [0.1f32, 1e30, -3e-39, f32::INFINITY, f32::NEG_INFINITY];
-            let mut gradient = changed(&weights, &weights);
+            let mut gradient: Vec<f32> = changed(&weights, &weights).collect();
             divide(&mut gradient, workers);
             assert_eq!(gradient, [0.; 5]);
-            assert_eq!(minus(&weights, &gradient), weights);
+            let mut after = [7f32; 5];
+            change(&mut after, &weights, &gradient);
+            assert_eq!(after, weights);
         }
     }
 }

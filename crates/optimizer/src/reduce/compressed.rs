@@ -63,7 +63,7 @@ pub(crate) fn exchange(
     let contributions = contributions(threads, tasks.collect(), |(replica, variable, weight, gradient)| {
         let (_, var) = &parameters.variables[variable];
         with_dense(gradient, var, |gradient| {
-            Contribution::new(parameters, (replica, variable), weight as f32, gradient)
+            Contribution::new(parameters, (replica, variable), weight as f32, gradient.iter().copied())
         })
     })?;
     // A replica without a gradient keeps its residual (INV-9).
@@ -120,7 +120,7 @@ impl Contribution {
         parameters: &Parameters,
         (replica, variable): (usize, usize),
         weight: f32,
-        gradient: &[f32],
+        gradient: impl ExactSizeIterator<Item = f32>,
     ) -> Self {
         let feedback = &parameters.feedback;
         let mut values = feedback.memory(gradient.len());
@@ -406,21 +406,11 @@ fn decode_sum(
     first: usize,
     sum: &mut [f32],
 ) -> Result<(), distribute_tensor::Error> {
-    let mut decoded = vec![0f32; packets.len() * CHUNK.min(sum.len())];
-    let weights = vec![1f32; packets.len()];
-    for (chunk, sum) in sum.chunks_mut(CHUNK).enumerate() {
-        let start = codec.packet_len(first + chunk * CHUNK);
-        let end = start + codec.packet_len(sum.len());
-        for (packet, decoded) in packets.iter().zip(decoded.chunks_mut(sum.len())) {
-            match packet.as_ref().and_then(|packet| packet.get(start..end)) {
-                Some(packet) => codec.decode(packet, decoded)?,
-                None => decoded.fill(0.),
-            }
-        }
-        let inputs: Vec<&[f32]> = decoded.chunks(sum.len()).take(packets.len()).collect();
-        fold_scaled(&inputs, &weights, sum);
-    }
-    Ok(())
+    let start = codec.packet_len(first);
+    let bytes = start..start + codec.packet_len(sum.len());
+    let packets: Vec<Option<&[u8]>> =
+        packets.iter().map(|one| one.as_ref().and_then(|packet| packet.get(bytes.clone()))).collect();
+    codec.decode_sum(&packets, sum)
 }
 
 /// Returns the sum of the vectors that the replicas have sent. A replica without one counts as zeros.
@@ -446,7 +436,7 @@ fn with_dense<R>(gradient: &ReplicaGradient, variable: &Var, then: impl FnOnce(&
 }
 
 /// Writes the weighted gradient plus the residual to `sum`. `residual` is empty if there is none yet.
-fn add(gradient: &[f32], weight: f32, residual: &[f32], sum: &mut [f32]) {
+fn add(gradient: impl Iterator<Item = f32>, weight: f32, residual: &[f32], sum: &mut [f32]) {
     if residual.is_empty() {
         sum.iter_mut().zip(gradient).for_each(|(sum, x)| *sum = weight * x);
         return;
