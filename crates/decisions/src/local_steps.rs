@@ -54,18 +54,19 @@ impl LocalSteps {
     }
 
     /// Returns how a step of the strategy involves the other workers. `since` is the largest number of local steps that
-    /// one of the optimizers has made since its last outer step.
+    /// one of the optimizers has made since its last outer step. `has_begun` is `true` if the workers have begun a step
+    /// together since the last outer step of any optimizer.
     ///
-    /// All workers decide alike, because all have made the same steps. A worker on which a step has failed decides
-    /// differently, and meets the others when the outer step is due on both.
+    /// All workers decide alike if all have made the same steps. A worker on which a step has failed makes one step
+    /// more alone, and begins a step together with the others when the outer step is due on all.
     // INV-112
-    pub fn meeting(&self, since: u64) -> Meeting {
+    pub fn meeting(&self, since: u64, has_begun: bool) -> Meeting {
         if since + 1 >= self.steps {
             Meeting::Complete
-        } else if since == 0 {
+        } else if !has_begun {
             Meeting::Beginning
         } else {
-            Meeting::None
+            Meeting::Alone
         }
     }
 
@@ -118,7 +119,7 @@ pub enum Meeting {
     /// step.
     Beginning,
     /// This worker makes the step alone.
-    None,
+    Alone,
 }
 
 impl fmt::Display for Outer {
@@ -242,12 +243,15 @@ mod tests {
     fn workers_meet_after_an_outer_step_and_for_the_next() {
         let meetings = |steps| {
             let local = LocalSteps { steps, outer: DILOCO };
-            (0..=steps).map(|since| local.meeting(since)).collect::<Vec<_>>()
+            (0..=steps).map(|since| local.meeting(since, since > 0)).collect::<Vec<_>>()
         };
-        use Meeting::{Beginning, Complete, None};
+        use Meeting::{Alone, Beginning, Complete};
         assert_eq!(meetings(1), [Complete; 2]);
         assert_eq!(meetings(2), [Beginning, Complete, Complete]);
-        assert_eq!(meetings(5), [Beginning, None, None, None, Complete, Complete]);
+        assert_eq!(meetings(5), [Beginning, Alone, Alone, Alone, Complete, Complete]);
+        let local = LocalSteps { steps: 3, outer: DILOCO };
+        // The first local step has failed on this worker, or another optimizer has made an outer step.
+        assert_eq!((local.meeting(0, true), local.meeting(1, false)), (Alone, Beginning));
     }
 
     #[test]

@@ -40,6 +40,8 @@ pub(crate) struct StepHeader {
 pub(crate) struct OuterHeader {
     /// The number of outer steps of the optimizer so far.
     pub(crate) outer: u64,
+    /// The number of local steps that end with this outer step.
+    pub(crate) since: u64,
     /// The digest of the optimizer's settings.
     pub(crate) settings: u64,
     /// The learning rate; `None` if it follows a schedule, because each worker computes it from its own number of

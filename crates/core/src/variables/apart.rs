@@ -31,6 +31,8 @@ struct State {
 struct Met {
     /// The generation of the group.
     generation: u64,
+    /// The number of outer steps, as in [`State`].
+    outer: u64,
     /// The number of rows in the batches of the workers of lower rank, if known.
     rows_before: Option<usize>,
 }
@@ -64,6 +66,12 @@ impl State {
     fn abandoned_steps(&self) -> u64 {
         self.abandoned.iter().filter(|one| one.differs()).map(|one| one.steps).sum()
     }
+
+    /// Returns the last step that all workers began together, if no optimizer has made an outer step since, and the
+    /// group has not re-formed.
+    fn met_in(&self, generation: u64) -> Option<Met> {
+        self.met.filter(|met| met.generation == generation && met.outer == self.outer)
+    }
 }
 
 impl Strategy {
@@ -95,7 +103,9 @@ impl Strategy {
     /// Records that all workers have restored the state of optimizers. From now on, they count outer steps from 0.
     #[doc(hidden)]
     pub fn forget_outer_steps(&self) {
-        lock(&self.extension::<Apart>().0).outer = 0;
+        let apart = self.extension::<Apart>();
+        let mut state = lock(&apart.0);
+        (state.outer, state.met) = (0, None);
     }
 
     /// Records that a worker's state has been transferred to others after a rendezvous. `all_received` is `true` if all
@@ -104,7 +114,7 @@ impl Strategy {
     pub fn record_transfer(&self, all_received: bool) {
         let apart = self.extension::<Apart>();
         let mut state = lock(&apart.0);
-        state.outer = 0;
+        (state.outer, state.met) = (0, None);
         if all_received {
             state.abandoned.clear();
         }
@@ -140,9 +150,18 @@ impl Strategy {
     /// Records that all workers have begun a step together, with this number of rows on the workers of lower rank.
     pub(crate) fn record_meeting(&self, rows_before: Option<usize>) {
         if self.local_steps().is_some() {
-            let generation = self.generation();
-            lock(&self.extension::<Apart>().0).met = Some(Met { generation, rows_before });
+            let (apart, generation) = (self.extension::<Apart>(), self.generation());
+            let mut state = lock(&apart.0);
+            state.met = Some(Met { generation, outer: state.outer, rows_before });
         }
+    }
+
+    /// Returns `true` if the workers have begun a step together since the last outer step of any optimizer, so that
+    /// some of them may have trained alone since.
+    #[doc(hidden)]
+    pub fn may_be_apart(&self) -> bool {
+        let generation = self.generation();
+        lock(&self.extension::<Apart>().0).met_in(generation).is_some()
     }
 
     /// Returns how the next step involves the other workers and, if this worker makes it alone, the number of rows on
@@ -152,16 +171,9 @@ impl Strategy {
         let apart = self.extension::<Apart>();
         let state = lock(&apart.0);
         let longest = state.within.values().map(|one| one.since).max().unwrap_or_default();
-        match (settings.meeting(longest), state.met) {
-            // A lost worker is noticed when the others meet: it may have completed the training, and exited.
-            (Meeting::None, Some(Met { generation, rows_before }))
-                if generation == self.generation() && state.abandoned_steps() == 0 =>
-            {
-                (Meeting::None, rows_before)
-            }
-            (Meeting::None, _) => (Meeting::Beginning, None),
-            (meeting, _) => (meeting, None),
-        }
+        // A lost worker is noticed when all begin a step together. It may have completed the training, and exited.
+        let met = state.met_in(self.generation()).filter(|_| state.abandoned_steps() == 0);
+        (settings.meeting(longest, met.is_some()), met.and_then(|met| met.rows_before))
     }
 
     /// Returns `true` if this worker has trained alone since the workers last agreed on their weights.

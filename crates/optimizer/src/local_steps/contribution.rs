@@ -6,8 +6,8 @@ use crate::parameters::Parameters;
 use crate::reduce::compressed::{Contribution, contributions};
 use crate::sync::Threads;
 use candle_core::{DType, Var};
-use distribute_base::Result;
 use distribute_base::internal::{Number, with_elements};
+use distribute_base::{Error, Result};
 use std::ops::Range;
 
 /// The contribution of this worker to an outer step: its weights or, with the opposite sign, what it has changed since
@@ -26,8 +26,19 @@ impl Mine {
     /// Returns the contribution of this worker, whose variables must be on the host. `agreed` contains the weights
     /// after the last outer step; `None` if workers contribute their weights.
     pub(super) fn new(parameters: &Parameters, agreed: Option<&Flat>, threads: &Threads<'_>) -> Result<Self> {
+        let all = places(parameters);
+        if let Some(agreed) = agreed {
+            let end = |is_f64| {
+                let those = all.iter().rfind(|place| (place.kind == Kind::F64) == is_f64);
+                those.map_or(0, |place| place.all.end)
+            };
+            if (agreed.f32.len(), agreed.f64.len()) != (end(false), end(true)) {
+                let reason = "the weights after the last outer step are those of other variables";
+                return Err(Error::invalid("outer step", reason));
+            }
+        }
         let (compressed, others): (Vec<_>, Vec<_>) =
-            places(parameters).into_iter().partition(|place| place.kind == Kind::Compressed);
+            all.into_iter().partition(|place| place.kind == Kind::Compressed);
         let weight = 1. / parameters.strategy.world().workers() as f32;
         let compressed = contributions(threads, compressed, |Place { number, all, .. }| {
             let contribution = (0, number);

@@ -51,7 +51,7 @@ impl Calls<'_> {
     /// All workers get the same error:
     /// - [`Error::Worker`]: the contribution of a worker is an error.
     /// - [`Error::Failed`], [`Error::InvalidArgument`]: the workers have different settings or learning rates, or have
-    ///   made different numbers of outer steps.
+    ///   made different numbers of outer or local steps.
     /// - [`Error::Collective`]: a worker does not make the calls, fails or times out.
     pub(super) fn compare<M>(
         &self,
@@ -77,10 +77,13 @@ impl Calls<'_> {
             let differences = differences.flatten().unwrap_or_else(|| "they cannot be compared".to_owned());
             return Err(agreement::differences_error(operation, &differences));
         }
-        let outer: Vec<_> = headers.iter().map(|header| header.outer).collect();
-        if let Some(error) = different_counts(operation, "outer steps", &outer) {
-            return Err(error);
-        }
+        let counts = |of: fn(&OuterHeader) -> u64| headers.iter().map(of).collect::<Vec<_>>();
+        let differ =
+            different_counts(operation, "outer steps", &counts(|header| header.outer)).or_else(|| {
+                let since = counts(|header| header.since);
+                different_counts(operation, "local steps since the last outer step", &since)
+            });
+        differ.map_or(Ok(()), Err)?;
         let rates: Vec<f64> = headers.iter().filter_map(|header| header.learning_rate).collect();
         rate::require_same(operation, &rates)?;
         Ok(mine)

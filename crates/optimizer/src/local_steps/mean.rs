@@ -58,6 +58,19 @@ impl Mean {
         })
     }
 
+    /// Returns an error if a variable has another number of elements than its mean.
+    fn require_complete(&self, parameters: &Parameters, operation: &'static str) -> Result<()> {
+        let has_all = |place: &&Place| match place.kind {
+            Kind::F64 => slice(&self.f64, &place.of_kind).len() == place.all.len(),
+            _ => self.of_f32(place).len() == place.all.len(),
+        };
+        let Some(place) = self.places.iter().find(|place| !has_all(place)) else { return Ok(()) };
+        let (name, _) = &parameters.variables[place.number];
+        let reason =
+            format!("the mean of variable {name:?} has another number of elements; nothing was changed");
+        Err(Error::invalid(operation, reason))
+    }
+
     /// Returns the mean of a variable of f32.
     fn of_f32(&self, place: &Place) -> &[f32] {
         match place.kind {
@@ -97,7 +110,9 @@ pub(super) fn of(
     if wire == Wire::F16 {
         require_finite(parameters, operation, &f32, step)?;
     }
-    Ok(Mean { places, compressed, f32, f64 })
+    let mean = Mean { places, compressed, f32, f64 };
+    mean.require_complete(parameters, operation)?;
+    Ok(mean)
 }
 
 /// Returns the means of the variables with error feedback. Contributions were divided by the number of workers before,

@@ -104,7 +104,7 @@ impl<R: Rule> Optimizer<R> {
     /// - [`Error::Collective`]: a worker does not make this call, fails or times out.
     /// - [`Error::Worker`]: a worker cannot read its weights.
     /// - [`Error::Failed`] of the kind `Disagreement`: the workers have different settings of this optimizer, or have
-    ///   made different numbers of outer steps.
+    ///   made different numbers of outer or local steps.
     /// - [`Error::InvalidArgument`]: the workers have different learning rates, or a step is in progress.
     /// - [`Error::WrongContext`]: called inside `run`.
     ///
@@ -174,7 +174,7 @@ impl LocalTraining {
         }
         let (finished, loss_scale) = (optimizer.finished_steps(), optimizer.loss_scaling.state());
         state.backup = Some(Backup { weights, slots: change.slots().clone(), finished, loss_scale });
-        Ok(Some(header(optimizer, state.outer)))
+        Ok(Some(header(optimizer, state.outer, state.since + 1)))
     }
 
     /// Returns an error if another optimizer is within its local steps and trains one of this optimizer's variables.
@@ -182,8 +182,8 @@ impl LocalTraining {
     ///
     /// # Errors
     ///
-    /// - [`Error::Failed`] of the kind `Usage`: there is such an optimizer. All workers get this error, because all
-    ///   have made the same number of local steps.
+    /// - [`Error::Failed`] of the kind `Usage`: there is such an optimizer. All workers get this error if all have made
+    ///   the same steps.
     // INV-98
     fn require_equal_weights(&self, optimizer: &Inner, operation: &'static str) -> Result<()> {
         let Some((other, shared)) = self.strategy.within_local_steps_of(&self.trained) else { return Ok(()) };
@@ -245,11 +245,15 @@ impl LocalTraining {
         // Alone, this worker's weights would be divided by the number of all workers.
         self.strategy.require_caught_up(OPERATION)?;
         let (since, outer) = self.position();
-        if since == 0 {
-            return Ok(());
-        }
         let calls = Calls::Between { optimizer, at };
-        self.agree(optimizer, OPERATION, &calls, &header(optimizer, outer), &Threads::alone())?;
+        if since == 0 {
+            // Its first local step may have failed on this worker alone.
+            return match self.strategy.may_be_apart() {
+                true => calls.compare(optimizer, OPERATION, &header(optimizer, outer, since), Ok(())),
+                false => Ok(()),
+            };
+        }
+        self.agree(optimizer, OPERATION, &calls, &header(optimizer, outer, since), &Threads::alone())?;
         self.strategy.record_write();
         Ok(())
     }
@@ -281,8 +285,12 @@ impl LocalTraining {
                 write(optimizer, &change, |parameters| mean.write_change(&agreed, parameters))?;
                 None
             }
+            (Outer::Nesterov { .. }, None) => {
+                let reason = "the weights after the last outer step are missing: restore a checkpoint";
+                return Err(Error::invalid(operation, reason));
+            }
             // The contributions are weights.
-            (_, None) => {
+            (Outer::Average, None) => {
                 let (weights, change) = (mean.into_flat(), optimizer.progress.change(operation)?);
                 write(optimizer, &change, |parameters| weights.write_to(parameters))?;
                 None
@@ -414,10 +422,11 @@ fn ids(parameters: &Parameters) -> Vec<TensorId> {
     parameters.variables.iter().map(|(_, variable)| variable.id()).collect()
 }
 
-/// Returns the facts of this worker that an outer step compares; `outer` is the number of outer steps so far.
-/// Formatting rules and transforms calls the program's code.
-fn header(optimizer: &Inner, outer: u64) -> OuterHeader {
-    OuterHeader { outer, settings: digest(&optimizer.settings()), learning_rate: optimizer.rate.constant() }
+/// Returns the facts of this worker that an outer step compares; `outer` is the number of outer steps so far, and
+/// `since` that of local steps. Formatting rules and transforms calls the program's code.
+fn header(optimizer: &Inner, outer: u64, since: u64) -> OuterHeader {
+    let (settings, learning_rate) = (digest(&optimizer.settings()), optimizer.rate.constant());
+    OuterHeader { outer, since, settings, learning_rate }
 }
 
 /// Returns the weights. Variables and slots that were updated on devices are first copied to the host.

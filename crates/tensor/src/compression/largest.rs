@@ -2,7 +2,7 @@
 
 use super::CHUNK;
 
-/// The number of groups of a chunk whose largest numbers give a bound. More than are ever selected.
+/// The number of groups of a chunk whose largest numbers determine a bound, if no more numbers are selected.
 const GROUPS: usize = 256;
 
 /// The number of numbers that are compared with the bound at once.
@@ -25,6 +25,7 @@ impl Largest {
     ///
     /// Most numbers are only compared with a bound that the numbers in question reach, several at a time.
     pub(super) fn positions(&mut self, numbers: &[f32], at: &mut [u16]) {
+        debug_assert!(at.len() <= numbers.len(), "more positions than numbers");
         let Self { candidates, order } = self;
         let bound = bound(numbers, at.len());
         candidates.clear();

@@ -1,9 +1,9 @@
 //! The beginning of a step. The workers agree on its number, and exchange what each needs from the others. Within local
 //! steps, a worker begins most steps alone.
 
-// - **INV-112** Within local steps, a worker that makes no call sends nothing in a step, and waits for no other. All
-//   workers make the same steps: if their numbers differ, or other facts that a step compares, all get one error when
-//   they next begin a step together, at the latest before an outer step. Tests: `decisions/src/local_steps.rs`,
+// - **INV-112** Within local steps, a worker that makes no call and whose replicas do not fail sends nothing in a step,
+//   and waits for no other. Workers that have made different numbers of steps, or differ in other facts that a step
+//   compares, get one error before an outer step changes a weight. Tests: `decisions/src/local_steps.rs`,
 //   `multi_worker/local_steps/alone.rs`, `multi_worker/local_steps/failures.rs`.
 
 use crate::strategy::{Strategy, wire};
@@ -19,8 +19,8 @@ use std::sync::Arc;
 /// The name of the sessions that are opened for steps.
 const RUN: &str = "run";
 
-/// A step that has begun. If it is dropped before it is completed, this worker reports to the
-/// others that its replicas failed.
+/// A step that has begun. If it is dropped before it is completed, this worker reports to the others that its replicas
+/// failed.
 pub(super) struct StartedStep {
     pub(super) session: Arc<Session>,
     completed: bool,
@@ -32,11 +32,11 @@ impl Strategy {
     /// number of rows on the workers of lower rank, if known.
     ///
     /// Within local steps, this worker may [begin the step alone](Self::begin_alone). Otherwise this is a call between
-    /// steps, so it fails immediately if a worker makes a different call. The step itself has a separate
-    /// session. A step that has not begun on all workers is not counted. The step does not begin if variables
-    /// differ between workers, or if new workers are waiting to join. If the workers' step counters differ, all are set
-    /// to the largest one, and the step does not begin. Afterwards all workers know whether one of them has received a
-    /// notice to exit.
+    /// steps, so it fails immediately if a worker makes a different call. The step itself has its own session.
+    ///
+    /// A step that has not begun on all workers is not counted. The step does not begin if variables differ between
+    /// workers, or if new workers are waiting to join. If the workers' step counters differ, all are set to the largest
+    /// one, and the step does not begin. Afterwards all workers know whether one of them has received a notice to exit.
     pub(super) fn begin(
         &self,
         rows: Option<usize>,
@@ -54,7 +54,7 @@ impl Strategy {
             return Ok((self.next_step(), None, Some(0)));
         };
         let (meeting, rows_before) = self.next_meeting();
-        if meeting == Meeting::None {
+        if meeting == Meeting::Alone {
             let (step, started) = self.begin_alone(group);
             return Ok((step, Some(started), rows_before));
         }

@@ -36,7 +36,9 @@ impl Strategy {
     /// replica arrived after the strategy's timeout. In the latter case `run` returns only after the closure of that
     /// replica has returned. The strategy can then be used again.
     ///
-    /// With several workers, the step may also fail to begin:
+    /// With several workers, the step may also fail to begin. Within [local
+    /// steps](crate::strategy::LocalSteps), workers begin most steps alone, and these errors follow in the next step
+    /// that they begin together:
     /// - [`Error::Collective`]: a worker does not call `run`.
     /// - [`Error::Failed`]: the workers have run different numbers of steps.
     /// - [`Error::Drift`]: a variable that must be equal on all workers is not.

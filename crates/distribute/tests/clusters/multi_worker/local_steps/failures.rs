@@ -57,35 +57,65 @@ fn a_step_that_fails_on_one_worker_before_the_outer_step_changes_nothing_on_any(
 // INV-112
 #[test]
 fn a_local_step_that_fails_on_one_worker_is_an_error_of_all_before_the_outer_step() {
-    let ends = watched(|| {
-        on((2, 2), local(4, DILOCO), |strategy| {
-            let model = model(strategy)?;
-            let optimizer = Adam::new(&model.variables, 0.01)?;
-            let is_last = strategy.world().worker() == 1;
-            let step = |fails: bool| {
-                strategy.run(&model, |ctx, layers| {
-                    if fails {
-                        return Err(Error::other("out of memory"));
-                    }
-                    step_of(ctx, &optimizer, layers, 1, ctx.replica_id_in_sync_group())
-                })
-            };
-            step(false)?;
-            assert_eq!(step(is_last).is_err(), is_last);
-            step(false)?;
-            // Both have made as many local steps, one of them in one step more.
-            if is_last {
+    for failed in [1, 2, 3] {
+        let ends = watched(move || {
+            on((2, 2), local(4, DILOCO), |strategy| {
+                let model = model(strategy)?;
+                let optimizer = Adam::new(&model.variables, 0.01)?;
+                let is_last = strategy.world().worker() == 1;
+                let step = |fails: bool| {
+                    strategy.run(&model, |ctx, layers| {
+                        if fails {
+                            return Err(Error::other("out of memory"));
+                        }
+                        step_of(ctx, &optimizer, layers, 1, ctx.replica_id_in_sync_group())
+                    })
+                };
+                for number in 1..=3 {
+                    let fails = is_last && number == failed;
+                    assert_eq!(step(fails).is_err(), fails);
+                }
+                // Both have made as many local steps, one of them in one step more.
+                if is_last {
+                    step(false)?;
+                }
+                let error = step(false).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Disagreement, "{error}");
                 step(false)?;
-            }
-            let error = step(false).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Disagreement, "{error}");
-            step(false)?;
-            Ok((error, bits(&weights(&model)?)))
-        })
-    });
-    assert_eq!(ends[0].1, ends[1].1);
-    let errors: Vec<_> = ends.into_iter().map(|(error, _)| error).collect();
-    crate::multi_worker::one_message(&errors, &["have run 3, 4 steps", "a local step has failed"]);
+                Ok((error, bits(&weights(&model)?)))
+            })
+        });
+        assert_eq!(ends[0].1, ends[1].1);
+        let errors: Vec<_> = ends.into_iter().map(|(error, _)| error).collect();
+        crate::multi_worker::one_message(&errors, &["have run 3, 4 steps", "a local step has failed"]);
+    }
+}
+
+// INV-112
+#[test]
+fn workers_that_have_made_different_numbers_of_local_steps_do_not_finish_them() {
+    for (first, second) in [(6, 7), (6, 5), (0, 1)] {
+        let ends = watched(move || {
+            on((2, 1), local(4, DILOCO), |strategy| {
+                let model = model(strategy)?;
+                let optimizer = Adam::new(&model.variables, 0.01)?;
+                // Also if the first local step is the one that a worker lacks.
+                strategy.run((), |_, ()| Ok(()))?;
+                let steps = if strategy.is_chief() { first } else { second };
+                for number in 1..=steps {
+                    strategy.run(&model, |ctx, layers| {
+                        step_of(ctx, &optimizer, layers, number, ctx.replica_id_in_sync_group())
+                    })?;
+                }
+                let before = bits(&weights(&model)?);
+                let error = optimizer.finish_local_steps().unwrap_err();
+                assert_eq!(bits(&weights(&model)?), before);
+                Ok(error)
+            })
+        });
+        let counts = format!("({}, {}, by worker)", first % 4, second % 4);
+        crate::multi_worker::one_message(&ends, &["local steps since the last outer step", &counts]);
+    }
 }
 
 #[test]
