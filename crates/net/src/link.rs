@@ -1,13 +1,18 @@
 //! The connection to one other worker.
 
+mod short;
+
+pub(crate) use short::Next;
+
 use crate::shm::arena::Arena;
 use crate::shm::imports::Imports;
 use crate::shm::loans::Loans;
 use crate::shm::pair::Pair;
-use crate::shm::reference::BadReference;
+use crate::shm::reference::{BadReference, Reference};
 use crate::stream::Stream;
 use crate::wire::{Decoder, Frame, Queue};
 use crate::{Message, PartialMessage, poll};
+use bytes::Bytes;
 use parking_lot::Mutex;
 use rustix::event::PollFd;
 use std::fmt;
@@ -49,6 +54,8 @@ pub(crate) struct Link {
     /// Whether the link has failed, so that it needs a turn even if nothing was received.
     failing: AtomicBool,
     loss_reported: AtomicBool,
+    /// Whether anything was received since the last call of [`Link::take_received`].
+    has_received: AtomicBool,
     /// Whether the other worker has sent bytes that are not valid frames.
     undecodable: AtomicBool,
 }
@@ -60,8 +67,6 @@ struct State {
     queue: Queue,
     /// A reader of the bodies in the other worker's memory.
     imports: Option<Imports>,
-    /// Whether anything was received since the last call of [`Link::take_received`].
-    has_received: bool,
     /// Whether bytes have moved in either direction since the last call of [`Link::has_moved`].
     moved: bool,
     /// The reason why the link has failed. It is reported after everything received has been read.
@@ -81,7 +86,6 @@ impl Link {
             decoder,
             queue: Queue::default(),
             imports: pair.clone().map(Imports::new),
-            has_received: true,
             moved: false,
             broken: None,
             closing: false,
@@ -98,6 +102,7 @@ impl Link {
             backlog: no(),
             failing: no(),
             loss_reported: no(),
+            has_received: AtomicBool::new(true),
             undecodable: no(),
         }
     }
@@ -150,11 +155,14 @@ impl Link {
     /// Sends a message. If the body is in memory that the worker can read, only a reference is sent. Returns `true` if
     /// the polling thread must be woken: see [`send`](Self::send).
     pub fn send_message(&self, message: Message, arena: Option<&Arc<Arena>>) -> bool {
-        let lent = self.loans.as_ref().zip(arena).and_then(|(loans, arena)| loans.lend(arena, &message.body));
-        self.send(match lent {
+        self.send(match self.lend(&message.body, arena) {
             Some(reference) => Frame::Reference(Message { body: reference.encode(), ..message }),
             None => Frame::Data(message),
         })
+    }
+
+    fn lend(&self, body: &Bytes, arena: Option<&Arc<Arena>>) -> Option<Reference> {
+        self.loans.as_ref().zip(arena).and_then(|(loans, arena)| loans.lend(arena, body))
     }
 
     /// Reclaims the memory of this worker that the other worker has read.
@@ -211,7 +219,7 @@ impl Link {
         if waits && let Some(pair) = &self.pair {
             pair.mark_socket_event();
         }
-        std::mem::take(&mut self.state.lock().has_received) || waits || self.has_work()
+        self.has_received.swap(false, Ordering::Relaxed) || waits || self.has_work()
     }
 
     /// Returns whether bytes have moved in either direction since the last call.
@@ -253,18 +261,31 @@ impl Link {
                 more = true;
                 break None;
             }
+            match self.take_short(&mut state) {
+                Ok(None) => {}
+                Ok(Some(message)) => {
+                    events.push(Event::Message(self.peer, message));
+                    continue;
+                }
+                Err(reason) => break Some(reason),
+            }
             let State { stream, decoder, .. } = &mut *state;
             match stream.read(decoder.buffer()) {
                 Ok(0) if state.closing => break Some("this worker has closed the link".to_owned()),
                 Ok(0) => break Some("it closed its connection".to_owned()),
                 Ok(length) => {
                     read += length;
-                    (state.has_received, state.moved) = (true, true);
+                    state.moved = true;
+                    self.note_received();
                     if let Some(reason) = self.take(&mut state, length, events) {
                         break Some(reason);
                     }
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break state.broken.take(),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    // A short message that has arrived now precedes a failure.
+                    more = self.pair.as_ref().is_some_and(|pair| pair.has_short());
+                    break if more { None } else { state.broken.take() };
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => break Some(state.broken.take().unwrap_or_else(|| describe_error(&error))),
             }
@@ -292,14 +313,10 @@ impl Link {
             match state.decoder.next_frame() {
                 Ok(None) => return None,
                 Ok(Some(Frame::Data(message))) => events.push(Event::Message(self.peer, message)),
-                Ok(Some(Frame::Reference(Message { head, body }))) => {
-                    let limit = state.decoder.limits().body;
-                    let imports = state.imports.as_mut().ok_or(BadReference::NotShared);
-                    match imports.and_then(|imports| imports.resolve(&body, limit)) {
-                        Ok(body) => events.push(Event::Message(self.peer, Message { head, body })),
-                        Err(error) => return Some(self.refuse(state, &error)),
-                    }
-                }
+                Ok(Some(Frame::Reference(Message { head, body }))) => match state.resolve(&body) {
+                    Ok(body) => events.push(Event::Message(self.peer, Message { head, body })),
+                    Err(error) => return Some(self.refuse(state, &error)),
+                },
                 Ok(Some(Frame::Heartbeat)) => {}
                 Ok(Some(Frame::Goodbye)) => return Some(crate::ENDED.to_owned()),
                 Ok(Some(Frame::Leave)) => return Some(crate::LEFT.to_owned()),
@@ -320,6 +337,12 @@ impl Link {
         self.state.lock().stream.end();
     }
 
+    fn note_received(&self) {
+        if !self.has_received.load(Ordering::Relaxed) {
+            self.has_received.store(true, Ordering::Relaxed);
+        }
+    }
+
     fn note(&self, state: &State) {
         let backlog = !state.queue.is_empty() || state.stream.has_unsent();
         if backlog != self.backlog.load(Ordering::Relaxed) {
@@ -332,6 +355,12 @@ impl Link {
 }
 
 impl State {
+    /// Returns the body to which a received reference refers.
+    fn resolve(&mut self, reference: &[u8]) -> Result<Bytes, BadReference> {
+        let limit = self.decoder.limits().body;
+        self.imports.as_mut().ok_or(BadReference::NotShared)?.resolve(reference, limit)
+    }
+
     /// Writes about `most` bytes; the last write may exceed this number. Returns `true` if something was written and
     /// more is queued. An error is stored in `broken`.
     fn write(&mut self, most: usize) -> bool {

@@ -68,6 +68,10 @@ impl Stream {
             read = self.look_again(&pair, into)?;
         }
         if read == 0 {
+            // A short message that was sent before the end comes before it.
+            if self.pair.as_ref().is_some_and(|pair| pair.has_short()) {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
             return match self.ended.take() {
                 Some(ended) => ended.map(|()| 0),
                 None => Err(io::ErrorKind::WouldBlock.into()),
@@ -132,7 +136,7 @@ impl Stream {
     }
 
     /// Sends a byte that wakes the other side. Never returns an error.
-    fn wake(&mut self) -> io::Result<()> {
+    pub fn wake(&mut self) -> io::Result<()> {
         match self.transmit(&[IoSlice::new(&[1])]) {
             Ok(_) => Ok(()),
             // After other errors, no byte is needed: either the socket is full of such bytes, or it is closed, which

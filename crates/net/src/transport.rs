@@ -128,6 +128,25 @@ pub trait Transport: Debug + Send + Sync {
     /// other thread can deliver messages, so that a message that was delivered just before is not missed.
     fn poll(&self, patience: Duration, is_there: &dyn Fn() -> bool) -> PollOutcome;
 
+    /// Returns whether all other workers share memory with this one, so that short messages can be
+    /// [exchanged](Self::exchange) without waiting for the system.
+    fn shares_memory(&self) -> bool {
+        false
+    }
+
+    /// Sends a message to each other worker, and receives their next messages if they arrive within some microseconds.
+    /// `head` is the head of all messages. `bodies` must contain the body for each other worker, by rank.
+    ///
+    /// Afterwards, `bodies` contains the body of each message that was received, whose head is also `head`. All other
+    /// messages are delivered to the receiver when a thread [polls](Self::poll). The default receives none.
+    fn exchange(&self, head: &[u8], bodies: &mut [Option<Bytes>]) {
+        for (worker, body) in bodies.iter_mut().enumerate() {
+            if let Some(body) = body.take() {
+                self.send(worker, Message { head: Bytes::copy_from_slice(head), body });
+            }
+        }
+    }
+
     /// Returns the library that sums vectors over all workers, if this transport uses one.
     fn native_sum(&self) -> Option<&dyn NativeSum> {
         None

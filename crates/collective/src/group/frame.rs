@@ -32,6 +32,10 @@ pub struct Frame {
     pub sum: Option<u32>,
 }
 
+/// The maximum length in bytes of the head of a [`Content::Call`] without checksums: four numbers of at most 10 bytes,
+/// and the kind of content.
+pub(super) const MAX_CALL_HEAD: usize = 41;
+
 /// The length in bytes of the checksums at the end of a head: the checksum of the body, and that of the head before it.
 const SUMS: usize = 8;
 
@@ -136,6 +140,21 @@ impl Frame {
     pub fn encode(self) -> postcard::Result<(Bytes, Bytes)> {
         let (head, body) = self.encode_head()?;
         Ok((head.into(), body))
+    }
+
+    /// Encodes the head of a [`Content::Call`] into `buffer`: the head that [`encode`](Self::encode) returns. Two such
+    /// heads are equal if and only if the session, the round and the digest are.
+    ///
+    /// # Errors
+    /// Returns an error if the head cannot be serialized.
+    pub(super) fn encode_call_head(
+        session: SessionId,
+        round: u64,
+        digest: u64,
+        buffer: &mut [u8; MAX_CALL_HEAD],
+    ) -> postcard::Result<&[u8]> {
+        let head = Head { session, round, content: ContentHead::Call { digest } };
+        Ok(postcard::to_slice(&head, buffer)?)
     }
 
     /// Returns the encoded head, and the body.
@@ -289,6 +308,21 @@ mod tests {
             let received = Frame { sum: Some(7), ..frame };
             assert_eq!(Frame::decode(&head, body.clone()).unwrap(), received);
             assert_eq!(Frame::decode_with_sum(&head, body).unwrap(), received);
+        }
+    }
+
+    #[test]
+    fn heads_of_calls_are_those_of_their_frames_and_differ_if_any_number_does() {
+        let max = u64::MAX;
+        let mut all = std::collections::HashSet::new();
+        for (name, number, round, digest) in
+            [(0, 1, 1, 0), (max, max, max, max), (1, 1, 1, 0), (0, 2, 1, 0), (0, 1, 2, 0), (0, 1, 1, 1 << 63)]
+        {
+            let session = SessionId { name, number };
+            let (content, mut buffer) = (Content::Call { digest, body: Bytes::new() }, [0; MAX_CALL_HEAD]);
+            let head = Frame { session, round, content, sum: None }.encode().unwrap().0;
+            assert_eq!(Frame::encode_call_head(session, round, digest, &mut buffer).unwrap(), head);
+            assert!(all.insert(head));
         }
     }
 

@@ -154,11 +154,7 @@ impl<'a> GroupCall<'a> {
         part: Option<&str>,
         body: impl FnMut(usize) -> Bytes,
     ) -> Result<Vec<Bytes>, Arc<Blame>> {
-        let (session, statuses, timeout) = (self.session, self.statuses.clone(), self.timeout);
-        let bodies = match part {
-            Some(part) => session.first_part(part, statuses, body, timeout)?,
-            None => session.all_to_all(statuses, body, timeout)?,
-        };
+        let bodies = self.session.first_round(part, &self.statuses, body, self.timeout)?;
         self.begun = true;
         for status in &mut self.statuses {
             if let Presence::Waiting(call) = &mut status.presence {
@@ -175,6 +171,6 @@ impl<'a> GroupCall<'a> {
         what: &str,
         body: impl FnMut(usize) -> Bytes,
     ) -> Result<Vec<Bytes>, Failure> {
-        Ok(self.session.next_round(what, self.statuses.clone(), body, self.timeout)?)
+        Ok(self.session.next_round(what, &self.statuses, body, self.timeout)?)
     }
 }

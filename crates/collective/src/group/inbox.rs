@@ -6,7 +6,7 @@
 
 use super::frame::DecodeError;
 use super::{Frame, Loss, SessionId};
-use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering, Signal, lock};
+use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, Signal, lock};
 use distribute_cluster::Deadline;
 use distribute_files::memory;
 use distribute_net::{Message, PollOutcome, Receiver, Transport};
@@ -41,6 +41,8 @@ pub struct Inbox(Arc<Shared>);
 struct Shared {
     state: Mutex<State>,
     changed: Signal,
+    /// The number of frames and losses that were added since the start.
+    events: AtomicU64,
     /// Whether each worker has sent a message with checksums. All of its later messages must then have them.
     has_sums: Box<[AtomicBool]>,
 }
@@ -90,7 +92,7 @@ impl Inbox {
     fn with_capacity(workers: usize, most: usize) -> Self {
         let has_sums = (0..workers).map(|_| AtomicBool::new(false)).collect();
         let state = Mutex::new(State::new(workers, most));
-        Self(Arc::new(Shared { state, changed: Signal::new(), has_sums }))
+        Self(Arc::new(Shared { state, changed: Signal::new(), events: AtomicU64::new(0), has_sums }))
     }
 
     /// Resets the inbox for the new world of a re-formed group: no worker is lost, no frame is stored, and no session
@@ -137,7 +139,7 @@ impl Inbox {
         sessions.frames.push_back((from, frame));
         state.waiting[from] = state.waiting[from].saturating_add(memory_size);
         let refused = state.overflow();
-        self.0.changed.notify(&mut *state);
+        self.notify(&mut state);
         drop(state);
         // Without the lock: frames may hold large buffers.
         drop(refused);
@@ -151,8 +153,24 @@ impl Inbox {
     fn disconnect(&self, mut state: MutexGuard<'_, State>, worker: usize, reason: Loss) {
         if let Some(lost @ None) = state.lost.get_mut(worker) {
             *lost = Some(reason);
-            self.0.changed.notify(&mut *state);
+            self.notify(&mut state);
         }
+    }
+
+    fn notify(&self, state: &mut MutexGuard<'_, State>) {
+        self.0.events.fetch_add(1, Ordering::Release);
+        self.0.changed.notify(&mut **state);
+    }
+
+    /// Returns the number of frames and losses that were added since the start. While it is unchanged, no session has
+    /// an event that it did not have before. Reading it needs no lock.
+    pub(super) fn events(&self) -> u64 {
+        self.0.events.load(Ordering::Acquire)
+    }
+
+    /// Returns whether [`poll`](Self::poll) would return an event.
+    pub(super) fn has_event(&self, session: SessionId, lost_seen: &[bool]) -> bool {
+        lock(&self.0.state).has_event(session, lost_seen)
     }
 
     /// Returns the reason why a worker is unreachable; `None` if it is reachable.

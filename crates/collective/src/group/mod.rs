@@ -26,6 +26,7 @@
 //! | [`session`] | [`Session`]: the calls of one step |
 //! | [`protocol`], [`round`] | the state of a worker in a session, and in one round: pure state machines |
 //! | `repeated_calls` | the digests of calls that a session made before |
+//! | `exchange` | rounds of repeated calls by workers that share memory |
 //! | `recorder` | the last calls of this worker, reported with a blame |
 //! | [`group_call`] | [`GroupCall`]: a call of the replicas of all workers, in one round or several |
 //! | `reduce`, `raw` | reducing and gathering leaves, in the one order of sums; elements as bytes |
@@ -62,6 +63,7 @@ pub mod buffer;
 pub mod checksums;
 pub mod early;
 mod exact;
+mod exchange;
 mod fast;
 pub mod frame;
 pub mod group_call;

@@ -1,6 +1,7 @@
 //! A transport with an additional library that computes sums, such as NCCL in addition to sockets.
 
 use super::reformable::ReformableLinks;
+use bytes::Bytes;
 use distribute_net::{Message, NativeSum, PartialMessage, PollOutcome, Region, Transport};
 use std::fmt;
 use std::sync::Arc;
@@ -53,6 +54,14 @@ impl Transport for NativeSumTransport {
 
     fn poll(&self, patience: Duration, is_there: &dyn Fn() -> bool) -> PollOutcome {
         self.links.poll(patience, is_there)
+    }
+
+    fn shares_memory(&self) -> bool {
+        self.links.shares_memory()
+    }
+
+    fn exchange(&self, head: &[u8], bodies: &mut [Option<Bytes>]) {
+        self.links.exchange(head, bodies);
     }
 
     fn native_sum(&self) -> Option<&dyn NativeSum> {

@@ -6,10 +6,10 @@
 //! either.
 
 use super::repeated_calls::RepeatedCalls;
-use super::round::{Next, Round};
+use super::round::{Next, Round, common_call};
 use super::{Content, Frame, Loss, SessionId};
 use bytes::Bytes;
-use distribute_cluster::{Blame, Presence, ReplicaStatus, World};
+use distribute_cluster::{Blame, Fingerprint, Presence, ReplicaStatus, World};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -211,6 +211,32 @@ impl Protocol {
     /// Changes the calls of replicas to the part `part` of these calls.
     pub(super) fn enter_part(&mut self, statuses: &mut [ReplicaStatus], part: &str) {
         self.calls.enter_part(statuses, part);
+    }
+
+    /// Returns the call that all of these replicas make, with its detail and digest or, if `part` is given, with those
+    /// of this part. Returns `None` if their calls differ, if a replica makes none, if a round is in progress, or if
+    /// this worker has received anything that the next round must consider.
+    ///
+    /// If all workers turn out to make this call in the next round, call [`pass_round`](Self::pass_round). Otherwise
+    /// call [`begin`](Self::begin), and [`receive`](Self::receive) for what has arrived.
+    pub(super) fn repeatable_call<'a>(
+        &'a mut self,
+        statuses: &'a [ReplicaStatus],
+        part: Option<&str>,
+    ) -> Option<(&'a Fingerprint, &'a Arc<str>, u64)> {
+        let is_quiet = self.over.is_none()
+            && self.current.is_none()
+            && self.early.is_empty()
+            && self.reasons.is_empty()
+            && self.left.iter().all(Option::is_none);
+        let call = common_call(statuses).filter(|_| is_quiet)?;
+        let (detail, digest) = self.calls.find(call, part);
+        Some((call, detail, digest))
+    }
+
+    /// Completes the next round, in which all workers have made the [call](Self::repeatable_call) of this one.
+    pub(super) fn pass_round(&mut self) {
+        (self.round, self.aborts_in_row) = (self.round + 1, 0);
     }
 
     /// Begins the next round, unless the session is over. `statuses` are those of this worker's replicas; if one of

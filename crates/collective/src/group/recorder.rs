@@ -2,7 +2,7 @@
 
 use crate::sync::{Mutex, lock};
 use distribute_cluster::flight_recorder::{Progress, Ticket};
-use distribute_cluster::{Blame, Fault, FlightRecorder, RecordedCall, ReplicaStatus, Stopwatch};
+use distribute_cluster::{Blame, Fault, Fingerprint, FlightRecorder, RecordedCall, ReplicaStatus, Stopwatch};
 use distribute_log::warn_or_stderr;
 use std::fmt;
 use std::time::Duration;
@@ -73,6 +73,35 @@ impl Recorder {
                 Some(calls.flight.begin(now, step, number, call.clone()))
             }
         }
+    }
+
+    /// Returns the time to pass to [`record`](Self::record).
+    pub(super) fn now(&self) -> Duration {
+        self.clock.elapsed()
+    }
+
+    /// Records a call that has begun at `began` and has completed, or a round of the call `parent`. `number` is the
+    /// number of the call in the step.
+    pub(super) fn record(
+        &self,
+        step: u64,
+        number: u64,
+        call: Fingerprint,
+        parent: Option<Ticket>,
+        began: Duration,
+    ) -> Ticket {
+        let now = self.clock.elapsed();
+        let mut calls = lock(&self.calls);
+        let ticket = match parent {
+            Some(ticket) => {
+                calls.flight.continue_call(ticket, call);
+                ticket
+            }
+            None => calls.flight.begin(began, step, number, call),
+        };
+        calls.flight.end(now, ticket, true);
+        calls.waited = calls.waited.saturating_add(now.saturating_sub(began));
+        ticket
     }
 
     /// Records that a call, or a round of it, has ended. `last` is the worker whose message ended the wait, if this

@@ -1,10 +1,11 @@
 //! Links that are replaced when the group re-forms. Their users continue with the links of the new world.
 
+use bytes::Bytes;
 use distribute_cluster::{Address, World};
 use distribute_net::{Mesh, Message, PartialMessage, PollOutcome, Region, Transport};
 use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
@@ -18,6 +19,8 @@ pub(super) struct ReformableLinks {
     /// The workers of the current world to which messages may leave this machine, one bit for each. Ranks from 64 on
     /// are looked up in the mesh.
     distant: AtomicU64,
+    /// Whether all workers of the current world share memory with this one.
+    shares_memory: AtomicBool,
     /// The longest time by which the shutdown wait of the current mesh was extended, in milliseconds.
     longest_wait: AtomicU64,
 }
@@ -41,8 +44,9 @@ impl ReformableLinks {
     pub fn new(mesh: Mesh) -> Self {
         let generation = AtomicU64::new(mesh.generation());
         let world = RwLock::new((mesh.world(), WorkerLocations::of(&mesh)));
-        let distant = AtomicU64::new(distant(&mesh));
-        Self { mesh: RwLock::new(Some(mesh)), world, generation, distant, longest_wait: AtomicU64::new(0) }
+        let (distant, longest_wait) = (AtomicU64::new(distant(&mesh)), AtomicU64::new(0));
+        let shares_memory = AtomicBool::new(mesh.shares_memory());
+        Self { mesh: RwLock::new(Some(mesh)), world, generation, distant, shares_memory, longest_wait }
     }
 
     /// Creates the links of a spare, which is in no world yet. `world` is returned as its world until it joins one, and
@@ -50,8 +54,9 @@ impl ReformableLinks {
     pub fn spare(world: World, generation: u64) -> Self {
         let locations = WorkerLocations { positions: Vec::new(), addresses: Vec::new() };
         let world = RwLock::new((world, Arc::new(locations)));
-        let (distant, longest_wait) = Default::default();
-        Self { mesh: RwLock::new(None), world, generation: AtomicU64::new(generation), distant, longest_wait }
+        let (distant, shares_memory, longest_wait) = Default::default();
+        let generation = AtomicU64::new(generation);
+        Self { mesh: RwLock::new(None), world, generation, distant, shares_memory, longest_wait }
     }
 
     /// Returns whether this process is a spare that has been in no world yet.
@@ -75,6 +80,7 @@ impl ReformableLinks {
         *self.world.write().unwrap_or_else(PoisonError::into_inner) = world;
         let mut current = self.mesh.write().unwrap_or_else(PoisonError::into_inner);
         self.distant.store(distant(&mesh), Ordering::Relaxed);
+        self.shares_memory.store(mesh.shares_memory(), Ordering::Relaxed);
         self.longest_wait.store(0, Ordering::Relaxed);
         *current = Some(mesh);
     }
@@ -167,6 +173,17 @@ impl Transport for ReformableLinks {
 
     fn poll(&self, patience: Duration, is_there: &dyn Fn() -> bool) -> PollOutcome {
         self.mesh().as_ref().map_or(PollOutcome::Never, |mesh| mesh.poll(patience, is_there))
+    }
+
+    fn shares_memory(&self) -> bool {
+        self.shares_memory.load(Ordering::Relaxed)
+    }
+
+    fn exchange(&self, head: &[u8], bodies: &mut [Option<Bytes>]) {
+        match &*self.mesh() {
+            Some(mesh) => mesh.exchange(head, bodies),
+            None => bodies.fill(None),
+        }
     }
 
     fn close(&self) {

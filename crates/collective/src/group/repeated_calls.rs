@@ -13,9 +13,12 @@ const MAX_KEPT: usize = 32;
 /// call. An entry has no source location, which repeated calls may change.
 #[derive(Debug, Default)]
 pub(super) struct RepeatedCalls {
-    digests: Recent<(Operation, Arc<str>), u64>,
-    parts: Recent<(Arc<str>, Box<str>), Arc<str>>,
+    digests: Digests,
+    parts: Parts,
 }
+
+type Digests = Recent<(Operation, Arc<str>), u64>;
+type Parts = Recent<(Arc<str>, Box<str>), Arc<str>>;
 
 /// A small map that replaces its oldest entry when it is full.
 #[derive(Debug)]
@@ -29,25 +32,37 @@ struct Recent<K, V> {
 impl RepeatedCalls {
     /// Returns the digest of a call: the same as [`Fingerprint::digest`].
     pub fn digest(&mut self, call: &Fingerprint) -> u64 {
-        let is_same = |(operation, detail): &(Operation, Arc<str>)| {
-            *operation == call.operation && is_same_text(detail, &call.detail)
-        };
-        let new = || ((call.operation, call.detail.clone()), call.digest());
-        *self.digests.find_or_insert(is_same, new)
+        digest(&mut self.digests, call.operation, &call.detail, || call.digest())
+    }
+
+    /// Returns the detail and the digest of a call or, if `part` is given, of this part of the call.
+    pub fn find<'a>(&'a mut self, call: &'a Fingerprint, part: Option<&str>) -> (&'a Arc<str>, u64) {
+        let Some(part) = part else { return (&call.detail, self.digest(call)) };
+        let detail = find_part(&mut self.parts, &call.detail, part);
+        let new = || Fingerprint { detail: detail.clone(), ..call.clone() }.digest();
+        (detail, digest(&mut self.digests, call.operation, detail, new))
     }
 
     /// Changes the calls of replicas to the part `part` of these calls.
     pub fn enter_part(&mut self, statuses: &mut [ReplicaStatus], part: &str) {
         for status in statuses {
             if let Presence::Waiting(call) = &mut status.presence {
-                let is_same = |(detail, name): &(Arc<str>, Box<str>)| {
-                    **name == *part && is_same_text(detail, &call.detail)
-                };
-                let new = || ((call.detail.clone(), part.into()), format!("{}: {part}", call.detail).into());
-                call.detail = self.parts.find_or_insert(is_same, new).clone();
+                call.detail = find_part(&mut self.parts, &call.detail, part).clone();
             }
         }
     }
+}
+
+/// Returns the digest of a call, which `new` computes if the call is not known.
+fn digest(digests: &mut Digests, operation: Operation, detail: &Arc<str>, new: impl FnOnce() -> u64) -> u64 {
+    let is_same = |(known, text): &(Operation, Arc<str>)| *known == operation && is_same_text(text, detail);
+    *digests.find_or_insert(is_same, || ((operation, detail.clone()), new()))
+}
+
+/// Returns the detail of a part of the call with the given detail.
+fn find_part<'a>(parts: &'a mut Parts, detail: &Arc<str>, part: &str) -> &'a Arc<str> {
+    let is_same = |(text, name): &(Arc<str>, Box<str>)| **name == *part && is_same_text(text, detail);
+    parts.find_or_insert(is_same, || ((detail.clone(), part.into()), format!("{detail}: {part}").into()))
 }
 
 /// Returns whether two texts are equal. Compares their addresses first, because most repeated calls share a text.
@@ -110,6 +125,7 @@ mod tests {
                     let got = statuses[0].call().unwrap();
                     assert_eq!((&*got.detail, &got.at), (&*format!("{detail}: {part}"), &one.at));
                     assert_eq!(calls.digest(got), got.digest());
+                    assert_eq!(calls.find(&one, Some(part)), (&got.detail, got.digest()));
                 }
             }
         }

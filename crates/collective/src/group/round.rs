@@ -355,7 +355,7 @@ pub(super) fn culprits(world: World, corruption: &Corruption) -> Vec<usize> {
 }
 
 /// Returns the call that all of these replicas make; `None` if their calls differ, or if a replica makes none.
-fn common_call(statuses: &[ReplicaStatus]) -> Option<&Fingerprint> {
+pub(super) fn common_call(statuses: &[ReplicaStatus]) -> Option<&Fingerprint> {
     ReplicaStatus::all_agree(statuses).then(|| statuses.first()?.call()).flatten()
 }
 

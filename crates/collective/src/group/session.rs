@@ -5,6 +5,7 @@
 
 use super::checksums::BodySums;
 use super::early::{EarlyReceiver, EarlySend};
+use super::exchange::Exchange;
 use super::inbox::Event;
 use super::protocol::{Action, Ending, Protocol};
 use super::workers::WorkerDirectory;
@@ -38,10 +39,12 @@ pub(super) const WITHOUT_CHECKSUMS: &str = "its messages have no checksums, whic
                                             checksums on all workers (DISTRIBUTE_CHECKSUMS)";
 
 #[derive(Debug)]
-struct State {
-    protocol: Protocol,
+pub(super) struct State {
+    pub(super) protocol: Protocol,
     /// The record of the latest call, which may have more rounds.
-    call: Option<Ticket>,
+    pub(super) call: Option<Ticket>,
+    /// The number of [events](super::Inbox::events) of the inbox at which none was found for this session.
+    pub(super) seen_events: u64,
 }
 
 impl Group {
@@ -68,7 +71,7 @@ impl Session {
         let world = group.world();
         let mut protocol = Protocol::new(world, id);
         protocol.set_repeated_calls(std::mem::take(&mut *lock(&group.repeated_calls)));
-        let state = State { protocol, call: None };
+        let state = State { protocol, call: None, seen_events: 0 };
         let (early_receiver, directory) = (EarlyReceiver::new(&group, id), group.directory());
         Self { group, world, step: AtomicU64::new(step), state: Mutex::new(state), directory, early_receiver }
     }
@@ -116,32 +119,32 @@ impl Session {
         body: impl FnMut(usize) -> Bytes,
         timeout: Duration,
     ) -> Result<Vec<Bytes>, Arc<Blame>> {
-        self.call(false, None, statuses, body, timeout)
+        self.call(false, None, &statuses, body, timeout)
     }
 
-    /// Makes the first round of a call like [`all_to_all`](Self::all_to_all). Each replica makes the part `part` of the
-    /// call in its status.
+    /// Makes the first round of a call like [`all_to_all`](Self::all_to_all). If `part` is given, each replica makes
+    /// this part of the call in its status.
     ///
     /// # Errors
     /// Returns the errors of [`all_to_all`](Self::all_to_all).
-    pub(super) fn first_part(
+    pub(super) fn first_round(
         &self,
-        part: &str,
-        statuses: Vec<ReplicaStatus>,
+        part: Option<&str>,
+        statuses: &[ReplicaStatus],
         body: impl FnMut(usize) -> Bytes,
         timeout: Duration,
     ) -> Result<Vec<Bytes>, Arc<Blame>> {
-        self.call(false, Some(part), statuses, body, timeout)
+        self.call(false, part, statuses, body, timeout)
     }
 
-    /// Makes another round of the same call, like [`first_part`](Self::first_part).
+    /// Makes another round of the same call, like [`first_round`](Self::first_round).
     ///
     /// # Errors
     /// Returns the errors of [`all_to_all`](Self::all_to_all).
     pub(super) fn next_round(
         &self,
         part: &str,
-        statuses: Vec<ReplicaStatus>,
+        statuses: &[ReplicaStatus],
         body: impl FnMut(usize) -> Bytes,
         timeout: Duration,
     ) -> Result<Vec<Bytes>, Arc<Blame>> {
@@ -153,23 +156,32 @@ impl Session {
         &self,
         continues: bool,
         part: Option<&str>,
-        mut statuses: Vec<ReplicaStatus>,
-        body: impl FnMut(usize) -> Bytes,
+        statuses: &[ReplicaStatus],
+        mut body: impl FnMut(usize) -> Bytes,
         timeout: Duration,
     ) -> Result<Vec<Bytes>, Arc<Blame>> {
         let mut state = lock(&self.state);
-        let State { protocol, call } = &mut *state;
-        if let Some(blame) = protocol.over() {
+        if let Some(blame) = state.protocol.over() {
             return Err(self.with_locations(blame.clone()));
         }
+        let of = state.call.filter(|_| continues);
+        let exchange = self.exchange(&mut state, of, part, statuses, &mut body, timeout);
+        if let Exchange::Complete(bodies) = exchange {
+            return Ok(bodies);
+        }
+        let State { protocol, call, .. } = &mut *state;
+        let mut statuses = statuses.to_vec();
         if let Some(part) = part {
             protocol.enter_part(&mut statuses, part);
         }
-        let of = call.filter(|_| continues);
         *call = self.group.recorder.begin(self.step(), &statuses, of);
         protocol.begin(self.step(), statuses, timeout);
+        match exchange {
+            Exchange::Sent(received) => self.receive_calls(protocol, received),
+            _ => self.send_call(protocol, body),
+        }
         let mut last = None;
-        let made = self.round(protocol, body, timeout, &mut last).map_err(|blame| self.with_locations(blame));
+        let made = self.round(protocol, timeout, &mut last).map_err(|blame| self.with_locations(blame));
         if let Some(call) = *call {
             self.group.recorder.end(call, made.is_ok(), last);
         }
@@ -180,23 +192,26 @@ impl Session {
         made
     }
 
-    /// Executes the current round until it is decided, and returns its outcome. If this worker waited for frames, sets
-    /// `last` to the worker whose frame arrived last.
-    fn round(
-        &self,
-        protocol: &mut Protocol,
-        mut body: impl FnMut(usize) -> Bytes,
-        timeout: Duration,
-        last: &mut Option<usize>,
-    ) -> Result<Vec<Bytes>, Arc<Blame>> {
-        let mut deadline = Deadline::after(timeout);
-        self.group.transport.extend_shutdown_wait(timeout);
+    /// Sends the call of the current round, if the replicas agree on one, to every other worker.
+    fn send_call(&self, protocol: &Protocol, mut body: impl FnMut(usize) -> Bytes) {
         if let Some(digest) = protocol.call() {
             let sums = &mut BodySums::default();
             for worker in self.others() {
                 self.group.send(worker, protocol.frame(Content::Call { digest, body: body(worker) }), sums);
             }
         }
+    }
+
+    /// Executes the current round, whose call was sent, until it is decided, and returns its outcome. If this worker
+    /// waited for frames, sets `last` to the worker whose frame arrived last.
+    fn round(
+        &self,
+        protocol: &mut Protocol,
+        timeout: Duration,
+        last: &mut Option<usize>,
+    ) -> Result<Vec<Bytes>, Arc<Blame>> {
+        let mut deadline = Deadline::after(timeout);
+        self.group.transport.extend_shutdown_wait(timeout);
         let Group { inbox, transport, .. } = &self.group;
         loop {
             self.receive_all(protocol);
@@ -233,7 +248,10 @@ impl Session {
         match protocol.abort_call(self.step(), statuses, timeout) {
             Some(frame) => self.send_to_others(&frame),
             // The result is already known: this worker has failed.
-            None => drop(self.round(protocol, |_| Bytes::new(), timeout, &mut None)),
+            None => {
+                self.send_call(protocol, |_| Bytes::new());
+                drop(self.round(protocol, timeout, &mut None));
+            }
         }
     }
 
@@ -288,7 +306,8 @@ impl Session {
             match protocol.ending(self.step(), timeout) {
                 Ending::Closed => return Ok(()),
                 Ending::LeftOut => {
-                    break self.round(protocol, |_| Bytes::new(), timeout, &mut None).map(drop);
+                    self.send_call(protocol, |_| Bytes::new());
+                    break self.round(protocol, timeout, &mut None).map(drop);
                 }
                 Ending::Open => {
                     match inbox.next(protocol.session(), protocol.lost(), &mut deadline, &**transport) {

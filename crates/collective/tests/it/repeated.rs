@@ -5,11 +5,12 @@ use super::group::workers_of;
 use bytes::Bytes;
 use distribute_cluster::{Blame, Fault, Fingerprint, Operation, ReplicaStatus, World};
 use distribute_collective::Failure;
+use distribute_collective::group::early::early_range;
 use distribute_collective::group::{Group, GroupCall, Links, Session, local};
 use distribute_net::{Listener, Rendezvous};
 use distribute_testing::watched;
 use std::panic::Location;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
 const LONG: Duration = Duration::from_secs(30);
@@ -58,7 +59,7 @@ fn lines_in(text: &str) -> Vec<u32> {
     after.map(|rest| rest.split(':').next().unwrap().parse().unwrap()).collect()
 }
 
-// INV-1, INV-2, INV-25
+// INV-1, INV-2, INV-25, INV-116
 #[test]
 fn a_call_that_one_worker_changes_after_many_equal_ones_has_one_error_on_all() {
     let changes = [
@@ -116,6 +117,71 @@ fn an_error_after_many_equal_calls_names_the_line_of_the_last() {
         let (line, text) = &texts[0];
         assert_eq!((texts[0].1 == texts[1].1, lines_in(text)), (true, vec![*line; 2]), "{text}");
     });
+}
+
+// INV-2, INV-3, INV-116
+#[test]
+fn a_worker_that_is_lost_or_late_after_many_equal_calls_is_blamed() {
+    for (workers, ends) in [2, 3].into_iter().flat_map(|workers| [(workers, true), (workers, false)]) {
+        watched(move || {
+            let others = Arc::new(Barrier::new(workers));
+            let texts = workers_of(local::groups(Links::Shared, workers, 1).unwrap(), move |group| {
+                let session = group.open("strategy", 7);
+                make_equal(&session, MANY);
+                if group.world().worker() == 1 {
+                    if ends {
+                        group.end();
+                    }
+                    others.wait();
+                    return None;
+                }
+                let call = Fingerprint::new(EQUAL.operation, EQUAL.detail, Location::caller());
+                let statuses = vec![ReplicaStatus::waiting(group.world().worker(), call)];
+                let timeout = if ends { LONG } else { Duration::from_millis(300) };
+                let mut calling = GroupCall::new(&session, statuses, timeout);
+                let mine = Bytes::copy_from_slice(&[0; 8]);
+                let made = calling.all_gather_sized(EQUAL.part, mine, |_| 8);
+                others.wait();
+                let Err(Failure::Blame(blame)) = made else { panic!("{made:?}") };
+                let fault = if ends { Fault::Lost } else { Fault::TimedOut };
+                assert_eq!((blame.fault, &blame.culprits[..]), (fault, &[1][..]), "{blame}");
+                Some(blame.to_string())
+            });
+            let texts: Vec<_> = texts.into_iter().flatten().collect();
+            assert_eq!(texts.len(), workers - 1);
+            assert!(texts.iter().all(|text| *text == texts[0]), "{texts:#?}");
+        });
+    }
+}
+
+// INV-116
+#[test]
+fn vectors_that_were_sent_before_a_repeated_call_have_arrived_with_it() {
+    for workers in [2, 3] {
+        watched(move || {
+            workers_of(local::groups(Links::Shared, workers, 1).unwrap(), |group| {
+                let session = group.open("strategy", 7);
+                let world = group.world();
+                for step in 0..300_usize {
+                    let len = [8, 512, 4096, 3 << 20][step % 4];
+                    let vector = |worker: usize| Bytes::from(vec![(3 * step + worker) as u8; len]);
+                    let early = session.early_send();
+                    let mine = [vector(world.worker())];
+                    early.send_far(0, &mine[0]);
+                    early.send_near(0, &mine[0]);
+                    make_equal(&session, 1);
+                    let call = Fingerprint::new(Operation::AllReduce, "", Location::caller());
+                    let statuses = vec![ReplicaStatus::waiting(world.worker(), call)];
+                    let calling = GroupCall::new(&session, statuses, LONG);
+                    let all = calling.receive_early_ranges(early.call(), &mine, |_| 1).unwrap();
+                    for (worker, ranges) in all.iter().enumerate() {
+                        let range = early_range(world, world.worker(), len);
+                        assert!(ranges[..] == [vector(worker).slice(range)], "step {step}");
+                    }
+                }
+            });
+        });
+    }
 }
 
 fn changed() -> Called {

@@ -3,11 +3,13 @@
 //! | module | contents |
 //! |---|---|
 //! | `shared` | the links, and the lock by which threads take turns to poll them |
+//! | `exchange` | short messages that all workers send to each other at the same time |
 //! | `background` | the thread that polls while no other thread does, and detects failed workers |
 //! | `late_joins` | workers that connect after the world is complete |
 //! | `shutdown_wait` | how long a closed mesh waits for the others to receive its last messages |
 
 mod background;
+mod exchange;
 mod late_joins;
 mod shared;
 mod shutdown_wait;
@@ -15,6 +17,7 @@ mod shutdown_wait;
 use crate::link::Link;
 use crate::wire::Frame;
 use crate::{Message, PartialMessage, PollOutcome, Receiver, Region, Transport};
+use bytes::Bytes;
 use distribute_cluster::{Address, World};
 pub(crate) use late_joins::{LateJoinHandler, WaitingWorkers};
 pub(crate) use shared::RendezvousResult;
@@ -182,6 +185,14 @@ impl Transport for Mesh {
 
     fn poll(&self, patience: Duration, is_there: &dyn Fn() -> bool) -> PollOutcome {
         self.shared.poll(patience, is_there)
+    }
+
+    fn shares_memory(&self) -> bool {
+        self.shared.shares_memory
+    }
+
+    fn exchange(&self, head: &[u8], bodies: &mut [Option<Bytes>]) {
+        self.shared.exchange(head, bodies);
     }
 
     fn close(&self) {

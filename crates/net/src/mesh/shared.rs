@@ -36,6 +36,8 @@ pub(crate) struct Shared {
     pub links: Vec<Link>,
     /// The number of links that do not use shared memory.
     sockets: usize,
+    /// Whether all other workers share memory with this one.
+    pub(super) shares_memory: bool,
     /// The index in `links` of the link to each worker.
     at: Vec<Option<usize>>,
     /// The memory that other workers can read, if any of them can.
@@ -56,7 +58,7 @@ pub(crate) struct Shared {
     shutdown_wait: AtomicU64,
     /// Whether the world accepts no replacements of failed workers.
     over: AtomicBool,
-    crowded: bool,
+    pub(super) crowded: bool,
 }
 
 /// The result of a rendezvous for one worker, from which its mesh is created.
@@ -128,6 +130,9 @@ impl Shared {
             world,
             settings,
             sockets: links.iter().filter(|link| link.pair().is_none()).count(),
+            shares_memory: !links.is_empty()
+                && links.len() + 1 == world.workers()
+                && links.iter().all(|link| link.pair().is_some()),
             arena: links.iter().any(|link| link.pair().is_some()).then(Arc::default),
             links,
             at,

@@ -6,8 +6,15 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 /// The maximum number of bodies of one side that the other side reads at the same time.
 pub(crate) const SLOTS: usize = 256;
 
+/// The maximum number of short messages of one side that the other side has not received. A worker that has received
+/// the next message of the other side has room for one more, because that side had received one.
+pub(crate) const SHORT_MESSAGES: usize = 2;
+
+/// The number of words of 8 bytes in which the head and the body of a short message are stored.
+pub(crate) const SHORT_WORDS: usize = 268;
+
 /// The offset in bytes of the rings: first the one that side 0 writes, then the one that side 1 writes.
-pub(crate) const RINGS: usize = 16 << 10;
+pub(crate) const RINGS: usize = 32 << 10;
 
 /// The size of the shared memory, in bytes.
 pub(crate) const TOTAL: usize = RINGS + 2 * ring::CAPACITY;
@@ -48,6 +55,27 @@ pub(crate) struct Side {
     pub wake_sent: Line<AtomicU32>,
     /// The id of the loan that was returned last, for each of the side's slots. Written by the other side.
     pub returned: Line<[AtomicU64; SLOTS]>,
+    /// The number of short messages of the other side that the side has received. Written by this side.
+    pub short_received: Line<AtomicU64>,
+    /// The latest short messages of the side. Message `n` is at index `n` modulo [`SHORT_MESSAGES`]. Written by this
+    /// side.
+    pub short: [ShortMessage; SHORT_MESSAGES],
+}
+
+/// A short message, next to the words that the receiver needs to take it.
+#[derive(Debug)]
+#[repr(C, align(128))]
+pub(crate) struct ShortMessage {
+    /// The number of the message, from 1; 0 if there was none. Written last.
+    pub number: AtomicU64,
+    /// The number of bytes that the sender had written into its ring before the message.
+    pub written: AtomicU64,
+    /// The number of short messages that the sender had received before it sent this one.
+    pub received: AtomicU64,
+    /// The length of the head, the length of the body, and whether the body is a reference: see `short.rs`.
+    pub lengths: AtomicU64,
+    /// The head, padded to a multiple of 8 bytes, and the body.
+    pub words: [AtomicU64; SHORT_WORDS],
 }
 
 const _: () = assert!(size_of::<Control>() <= RINGS);

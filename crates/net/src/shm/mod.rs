@@ -7,6 +7,7 @@
 //! | `map` | such files mapped into this process: the `unsafe` code |
 //! | `layout`, `ring` | the layout of a pair's memory, and of a ring: pure |
 //! | `pair` | the memory of a pair of workers: two rings, sleeping threads, returned loans |
+//! | `short` | short messages, each in cache lines of its own instead of the ring |
 //! | `region`, `arena` | memory of this process that others can read, and its allocator |
 //! | `reference` | a reference to a body in shared memory: pure |
 //! | `ledger`, `loans` | bodies that another worker reads in place, until it returns them |
@@ -15,6 +16,10 @@
 //! Two workers on one machine detect this in the handshake. The one that has connected creates memory for the pair, and
 //! the other opens it. From then on, a ring of bytes in each direction carries what a socket would. The socket stays
 //! open: a byte on it wakes sleeping threads, and its end shows that the worker has exited.
+//!
+//! A short message that finds room is not in the ring but in cache lines of its own, which the receiver looks at. So
+//! it takes the message without reading a position first. The message contains the position of the ring before it, and
+//! so keeps its place among all others.
 //!
 //! The memory has no name. The system frees it when all processes have unmapped it or have exited, even if they crash.
 //!
@@ -26,7 +31,7 @@
 // - **INV-32** Values that another process writes into shared memory are validated before use, and read once when
 //   they are parsed. An invalid position or reference ends the link with an error; lengths and offsets are this
 //   process's own. Memory that another worker may still be reading is not written. Tests: `net/src/shm/played.rs`,
-//   `shm/imports.rs`, `shm/reference.rs`, `net/tests/it/shared_memory.rs`.
+//   `shm/short.rs`, `shm/imports.rs`, `shm/reference.rs`, `net/tests/it/shared_memory.rs`.
 
 pub(crate) mod arena;
 pub(crate) mod imports;
@@ -41,6 +46,7 @@ pub(crate) mod played;
 pub(crate) mod reference;
 mod region;
 mod ring;
+pub(crate) mod short;
 
 pub use region::Region;
 

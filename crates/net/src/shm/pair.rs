@@ -4,6 +4,7 @@ use super::layout::{Control, Side, TOTAL};
 use super::map::Paired;
 use super::memfd::{self, Location};
 use super::ring::{self, CAPACITY, WrongPosition};
+use super::short::Counts;
 use crate::handshake::Offer;
 use crate::identity::secret;
 use std::fs::File;
@@ -24,6 +25,8 @@ pub(crate) struct Pair {
     written: AtomicU64,
     /// The position up to which the other side had read when this was last checked.
     seen_read: AtomicU64,
+    /// The numbers of short messages.
+    pub(super) short: Counts,
     /// Whether the socket had an event since the last call of [`Pair::take_socket_event`].
     socket: AtomicBool,
 }
@@ -92,8 +95,8 @@ impl Pair {
         let zero = AtomicU64::default;
         // Bytes may have arrived together with the end of the handshake.
         let socket = AtomicBool::new(true);
-        let (read, written, seen_read) = (zero(), zero(), zero());
-        Ok(Self { memory: Paired::of(file)?, me, peer_pid, read, written, seen_read, socket })
+        let (read, written, seen_read, short) = (zero(), zero(), zero(), Counts::default());
+        Ok(Self { memory: Paired::of(file)?, me, peer_pid, read, written, seen_read, short, socket })
     }
 
     /// Returns the id of the other side's process.
@@ -119,12 +122,23 @@ impl Pair {
         &self.control().sides[1 - self.me]
     }
 
+    /// Returns the position up to which this side has read the other side's ring, and that up to which it was written.
+    pub(super) fn peer_ring(&self) -> [u64; 2] {
+        [self.read.load(Ordering::Relaxed), self.peer_side().written.0.load(Ordering::Acquire)]
+    }
+
+    /// Returns the position up to which this side has written its ring.
+    pub(super) fn own_written(&self) -> u64 {
+        self.written.load(Ordering::Relaxed)
+    }
+
     /// Returns the number of bytes that can be read from the other side's ring.
     ///
     /// # Errors
     /// Returns [`WrongPosition`] if the other side has written an impossible position.
-    fn readable(&self) -> Result<usize, WrongPosition> {
-        ring::between(self.read.load(Ordering::Relaxed), self.peer_side().written.0.load(Ordering::Acquire))
+    pub fn readable(&self) -> Result<usize, WrongPosition> {
+        let [read, written] = self.peer_ring();
+        ring::between(read, written)
     }
 
     /// Returns the number of bytes that can be written into this side's ring.
@@ -145,12 +159,15 @@ impl Pair {
         ring::between(read, written).is_ok_and(|unread| length <= CAPACITY - unread)
     }
 
-    /// Reads up to `into.len()` bytes, and returns their number.
+    /// Reads up to `into.len()` bytes that precede the next short message, and returns their number.
     ///
     /// # Errors
     /// Returns [`WrongPosition`] if the other side has written an impossible position.
     pub fn read(&self, into: &mut [u8]) -> Result<usize, WrongPosition> {
-        let length = self.readable()?.min(into.len());
+        // In this order: if bytes after a short message can be read, so can the message.
+        let readable = self.readable()?;
+        let length =
+            self.bytes_before_short()?.map_or(readable, |before| before.min(readable)).min(into.len());
         if length > 0 {
             let position = self.read.load(Ordering::Relaxed);
             let mut rest = &mut into[..length];
@@ -242,10 +259,13 @@ impl Pair {
         self.socket.load(Ordering::Acquire) && self.socket.swap(false, Ordering::AcqRel)
     }
 
-    /// Returns whether the link needs a turn: there is data to read, space for queued data if `backlog` is `true`, an
-    /// event of the socket, or an impossible position.
+    /// Returns whether the link needs a turn: there is data or a short message to read, space for queued data
+    /// if `backlog` is `true`, an event of the socket, or an impossible position.
     pub fn has_work(&self, backlog: bool) -> bool {
-        self.socket.load(Ordering::Acquire) || self.readable() != Ok(0) || (backlog && self.room() != Ok(0))
+        self.socket.load(Ordering::Acquire)
+            || self.has_short()
+            || self.readable() != Ok(0)
+            || (backlog && self.room() != Ok(0))
     }
 
     /// Announces that a thread is about to sleep, so that the other side sends a wake-up byte when it has written data

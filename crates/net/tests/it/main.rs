@@ -5,6 +5,8 @@
 mod conformance;
 mod elastic;
 mod endpoint;
+#[cfg(target_os = "linux")]
+mod exchange;
 mod faults;
 mod handshake;
 mod machines;

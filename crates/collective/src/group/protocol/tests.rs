@@ -176,3 +176,58 @@ fn the_frames_of_a_worker_for_later_rounds_are_limited() {
     early(&mut protocol, 1, 3).unwrap();
     calls(&mut protocol, 0);
 }
+
+// INV-116
+#[test]
+fn a_round_that_is_passed_leaves_the_state_of_a_completed_one() {
+    let new = || Protocol::new(World::new(3, 2, 1).unwrap(), SessionId { name: 1, number: 1 });
+    let statuses = vec![ReplicaStatus::waiting(2, call())];
+    let (mut completed, mut passed) = (new(), new());
+    for round in 1..=3 {
+        let (found, detail, digest) = passed.repeatable_call(&statuses, None).unwrap();
+        assert_eq!((found, &**detail, digest), (&call_at(found), "", call().digest()));
+        passed.pass_round();
+        completed.begin(1, statuses.clone(), TIMEOUT);
+        (0..2).for_each(|worker| calls(&mut completed, worker));
+        assert!(matches!(completed.next_action(), Action::End(Ok(_))));
+        assert_eq!((completed.rounds(), format!("{completed:?}")), (round, format!("{passed:?}")));
+    }
+    // The same is true after an abort.
+    for protocol in [&mut completed, &mut passed] {
+        protocol.abort_call(1, statuses.clone(), TIMEOUT).unwrap();
+    }
+    passed.pass_round();
+    completed.begin(1, statuses.clone(), TIMEOUT);
+    (0..2).for_each(|worker| calls(&mut completed, worker));
+    assert!(matches!(completed.next_action(), Action::End(Ok(_))));
+    assert_eq!(format!("{completed:?}"), format!("{passed:?}"));
+}
+
+/// Returns the call of these tests at the location of another one.
+fn call_at(other: &Fingerprint) -> Fingerprint {
+    Fingerprint { at: other.at.clone(), ..call() }
+}
+
+// INV-116
+#[test]
+fn no_round_is_passed_while_anything_but_a_call_is_known() {
+    let statuses = vec![ReplicaStatus::waiting(2, call())];
+    let new = || Protocol::new(World::new(3, 2, 1).unwrap(), SessionId { name: 1, number: 1 });
+    let is_repeatable =
+        |protocol: &mut Protocol, statuses: &[_]| protocol.repeatable_call(statuses, Some("part")).is_some();
+    assert!(is_repeatable(&mut new(), &statuses));
+    assert!(!is_repeatable(&mut new(), &[ReplicaStatus::running(2)]));
+    assert!(!is_repeatable(&mut third(), &statuses), "a round has begun");
+    let mut protocol = new();
+    says(&mut protocol, 0, 1, Content::Call { digest: 5, body: Bytes::new() });
+    assert!(!is_repeatable(&mut protocol, &statuses));
+    let mut protocol = new();
+    says(&mut protocol, 1, 1, left(1));
+    assert!(!is_repeatable(&mut protocol, &statuses));
+    let mut protocol = new();
+    protocol.mark_lost(1, "reset");
+    assert!(!is_repeatable(&mut protocol, &statuses));
+    let mut protocol = new();
+    protocol.abort(Arc::new(Blame::failed(1, 2, &call()))).unwrap();
+    assert!(!is_repeatable(&mut protocol, &statuses));
+}
