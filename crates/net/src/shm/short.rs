@@ -212,15 +212,10 @@ fn put(words: &[AtomicU64], bytes: &[u8]) {
 
 /// Returns a copy of the first `length` bytes of words, of which there must be enough.
 fn copy(words: &[AtomicU64], length: usize) -> Bytes {
-    let mut bytes = vec![0; length];
-    let (all, rest) = bytes.as_chunks_mut();
-    let last = words.get(all.len());
-    for (word, bytes) in words.iter().zip(all) {
-        *bytes = load(word);
-    }
-    if let Some(last) = last {
-        rest.copy_from_slice(&load(last)[..rest.len()]);
-    }
+    // Collected, because clearing the memory first would take longer than the copy.
+    let words = words.iter().take(length.div_ceil(WORD));
+    let mut bytes = words.map(load).collect::<Vec<_>>().into_flattened();
+    bytes.truncate(length);
     bytes.into()
 }
 
