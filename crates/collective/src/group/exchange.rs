@@ -14,7 +14,7 @@ use distribute_cluster::{Fingerprint, ReplicaStatus};
 use std::time::Duration;
 
 /// The outcome of an attempt to make a round by an exchange.
-pub(super) enum Exchange {
+pub(super) enum Attempt {
     /// No attempt was made, because workers do not share memory, or because this worker has to process something else.
     Unsent,
     /// The call was sent to all other workers. Contains the data of those that have made the same call, by rank.
@@ -34,19 +34,19 @@ impl Session {
         statuses: &[ReplicaStatus],
         mut body: impl FnMut(usize) -> Bytes,
         timeout: Duration,
-    ) -> Exchange {
+    ) -> Attempt {
         let (group, transport) = (self.group(), &*self.group().transport);
         let is_possible = transport.shares_memory() && !group.requires_checksums() && !timeout.is_zero();
         if !is_possible || self.has_event(state) {
-            return Exchange::Unsent;
+            return Attempt::Unsent;
         }
         let (session, round) = (state.protocol.session(), state.protocol.rounds() + 1);
         let Some((call, detail, digest)) = state.protocol.repeatable_call(statuses, part) else {
-            return Exchange::Unsent;
+            return Attempt::Unsent;
         };
         let mut buffer = [0; MAX_CALL_HEAD];
         let Ok(head) = Frame::encode_call_head(session, round, digest, &mut buffer) else {
-            return Exchange::Unsent;
+            return Attempt::Unsent;
         };
         let began = group.recorder.now();
         transport.extend_shutdown_wait(timeout);
@@ -54,7 +54,7 @@ impl Session {
         let mut bodies: Vec<_> = (0..workers).map(|worker| (worker != me).then(|| body(worker))).collect();
         transport.exchange(head, &mut bodies);
         if bodies.iter().flatten().count() + 1 < workers {
-            return Exchange::Sent(bodies);
+            return Attempt::Sent(bodies);
         }
         let (operation, at, continues) = (call.operation, call.at.clone(), call.continues);
         let call = Fingerprint { operation, detail: detail.clone(), at, continues };
@@ -62,7 +62,7 @@ impl Session {
         let number = completed.saturating_add(u64::from(!continues));
         state.call = Some(group.recorder.record(self.step(), number, call, parent, began));
         state.protocol.pass_round();
-        Exchange::Complete(bodies.into_iter().map(Option::unwrap_or_default).collect())
+        Attempt::Complete(bodies.into_iter().map(Option::unwrap_or_default).collect())
     }
 
     /// Returns whether the inbox contains an event of this session.

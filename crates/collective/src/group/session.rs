@@ -5,7 +5,7 @@
 
 use super::checksums::BodySums;
 use super::early::{EarlyReceiver, EarlySend};
-use super::exchange::Exchange;
+use super::exchange::Attempt;
 use super::inbox::Event;
 use super::protocol::{Action, Ending, Protocol};
 use super::workers::WorkerDirectory;
@@ -165,8 +165,8 @@ impl Session {
             return Err(self.with_locations(blame.clone()));
         }
         let of = state.call.filter(|_| continues);
-        let exchange = self.exchange(&mut state, of, part, statuses, &mut body, timeout);
-        if let Exchange::Complete(bodies) = exchange {
+        let attempt = self.exchange(&mut state, of, part, statuses, &mut body, timeout);
+        if let Attempt::Complete(bodies) = attempt {
             return Ok(bodies);
         }
         let State { protocol, call, .. } = &mut *state;
@@ -176,8 +176,8 @@ impl Session {
         }
         *call = self.group.recorder.begin(self.step(), &statuses, of);
         protocol.begin(self.step(), statuses, timeout);
-        match exchange {
-            Exchange::Sent(received) => self.receive_calls(protocol, received),
+        match attempt {
+            Attempt::Sent(received) => self.receive_calls(protocol, received),
             _ => self.send_call(protocol, body),
         }
         let mut last = None;
