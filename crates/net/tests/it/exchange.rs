@@ -54,7 +54,7 @@ fn each_worker_gets_the_messages_of_all_others_of_any_length() {
             let run = |me: usize| {
                 let (worker, mut random, mut at_once) = (&workers[me], SplitMix(5), 0);
                 // Messages of a worker that is a round ahead.
-                let mut early = Vec::new();
+                let mut early = Vec::<(usize, Message)>::new();
                 for round in 0..300_u32 {
                     // The last ones are too long to be short.
                     let length = random.of(&[0, 4, 64, 1000, 2044, 4096, 100_000]);
