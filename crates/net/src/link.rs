@@ -2,7 +2,7 @@
 
 mod short;
 
-pub(crate) use short::Next;
+pub(crate) use short::ShortReceipt;
 
 use crate::shm::arena::Arena;
 use crate::shm::imports::Imports;
@@ -256,8 +256,11 @@ impl Link {
         let mut more = state.write(TURN_BYTES);
         self.note(&state);
         let (mut read, before) = (0, events.len());
+        // Whether bytes of the ring follow the last message, which was a short one.
+        let mut is_followed = false;
         let ended = loop {
-            if (read >= TURN_BYTES || events.len() > before) && !state.stream.has_unread() {
+            let is_over = read >= TURN_BYTES || (events.len() > before && !is_followed);
+            if is_over && !state.stream.has_unread() {
                 more = true;
                 break None;
             }
@@ -265,10 +268,12 @@ impl Link {
                 Ok(None) => {}
                 Ok(Some(message)) => {
                     events.push(Event::Message(self.peer, message));
+                    is_followed = self.pair.as_ref().is_some_and(|pair| pair.readable() != Ok(0));
                     continue;
                 }
                 Err(reason) => break Some(reason),
             }
+            is_followed = false;
             let State { stream, decoder, .. } = &mut *state;
             match stream.read(decoder.buffer()) {
                 Ok(0) if state.closing => break Some("this worker has closed the link".to_owned()),

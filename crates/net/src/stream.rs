@@ -68,7 +68,7 @@ impl Stream {
             read = self.look_again(&pair, into)?;
         }
         if read == 0 {
-            // A short message that was sent before the end comes before it.
+            // A short message that was sent before the end must be delivered first.
             if self.pair.as_ref().is_some_and(|pair| pair.has_short()) {
                 return Err(io::ErrorKind::WouldBlock.into());
             }

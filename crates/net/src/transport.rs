@@ -139,12 +139,15 @@ pub trait Transport: Debug + Send + Sync {
     ///
     /// Afterwards, `bodies` contains the body of each message that was received, whose head is also `head`. All other
     /// messages are delivered to the receiver when a thread [polls](Self::poll). The default receives none.
-    fn exchange(&self, head: &[u8], bodies: &mut [Option<Bytes>]) {
+    ///
+    /// Returns the worker for which this thread has waited last; `None` if it has not waited.
+    fn exchange(&self, head: &[u8], bodies: &mut [Option<Bytes>]) -> Option<usize> {
         for (worker, body) in bodies.iter_mut().enumerate() {
             if let Some(body) = body.take() {
                 self.send(worker, Message { head: Bytes::copy_from_slice(head), body });
             }
         }
+        None
     }
 
     /// Returns the library that sums vectors over all workers, if this transport uses one.

@@ -1,8 +1,9 @@
 //! A round of a repeated call in which the calls of all workers arrive at once, through memory that they share.
 
 // - **INV-116** A round by an exchange is one that a `Protocol` would complete: all workers have made the same call of
-//   the same round, and nothing else was received before. It leaves the protocol in the same state. Otherwise the round
-//   continues in the protocol with what has arrived. Tests: `group/protocol/tests.rs`, `collective/tests/it/repeated.rs`.
+//   the same round, and nothing else was received before or with them. It leaves the protocol in the same state.
+//   Otherwise the round continues in the protocol with what has arrived. Tests: `group/protocol/tests.rs`,
+//   `collective/tests/it/repeated.rs`, `net/src/shm/short.rs`.
 
 use super::frame::MAX_CALL_HEAD;
 use super::protocol::Protocol;
@@ -25,18 +26,21 @@ pub(super) enum Attempt {
 
 impl Session {
     /// Attempts to make the next round by one exchange with all other workers, and records the call if it is complete.
-    /// `parent` is the record of the call if this is a later round of it.
+    /// `record` contains the record of the call if this is a later round of it, and the time at which the round begins.
     pub(super) fn exchange(
         &self,
         state: &mut State,
-        parent: Option<Ticket>,
+        record: (Option<Ticket>, Duration),
         part: Option<&str>,
         statuses: &[ReplicaStatus],
         mut body: impl FnMut(usize) -> Bytes,
         timeout: Duration,
     ) -> Attempt {
         let (group, transport) = (self.group(), &*self.group().transport);
-        let is_possible = transport.shares_memory() && !group.requires_checksums() && !timeout.is_zero();
+        let is_possible = transport.shares_memory()
+            && self.is_of_this_world()
+            && !group.requires_checksums()
+            && !timeout.is_zero();
         if !is_possible || self.has_event(state) {
             return Attempt::Unsent;
         }
@@ -48,11 +52,10 @@ impl Session {
         let Ok(head) = Frame::encode_call_head(session, round, digest, &mut buffer) else {
             return Attempt::Unsent;
         };
-        let began = group.recorder.now();
         transport.extend_shutdown_wait(timeout);
         let (me, workers) = (self.world().worker(), self.world().workers());
         let mut bodies: Vec<_> = (0..workers).map(|worker| (worker != me).then(|| body(worker))).collect();
-        transport.exchange(head, &mut bodies);
+        let last = transport.exchange(head, &mut bodies);
         if bodies.iter().flatten().count() + 1 < workers {
             return Attempt::Sent(bodies);
         }
@@ -60,7 +63,7 @@ impl Session {
         let call = Fingerprint { operation, detail: detail.clone(), at, continues };
         let completed = statuses.first().map_or(0, |status| status.completed);
         let number = completed.saturating_add(u64::from(!continues));
-        state.call = Some(group.recorder.record(self.step(), number, call, parent, began));
+        state.call = Some(group.recorder.record(self.step(), number, call, record, last));
         state.protocol.pass_round();
         Attempt::Complete(bodies.into_iter().map(Option::unwrap_or_default).collect())
     }

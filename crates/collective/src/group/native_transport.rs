@@ -60,8 +60,8 @@ impl Transport for NativeSumTransport {
         self.links.shares_memory()
     }
 
-    fn exchange(&self, head: &[u8], bodies: &mut [Option<Bytes>]) {
-        self.links.exchange(head, bodies);
+    fn exchange(&self, head: &[u8], bodies: &mut [Option<Bytes>]) -> Option<usize> {
+        self.links.exchange(head, bodies)
     }
 
     fn native_sum(&self) -> Option<&dyn NativeSum> {

@@ -37,6 +37,20 @@ pub struct Waits<'a> {
     pub by_worker: &'a [Duration],
 }
 
+impl Calls {
+    fn end(&mut self, now: Duration, ticket: Ticket, completed: bool, last: Option<usize>) {
+        self.flight.end(now, ticket, completed);
+        let time = now.saturating_sub(self.began);
+        self.waited = self.waited.saturating_add(time);
+        if let Some(last) = last {
+            if self.waited_for.len() <= last {
+                self.waited_for.resize(last + 1, Duration::ZERO);
+            }
+            self.waited_for[last] += time;
+        }
+    }
+}
+
 impl Recorder {
     pub(super) fn new() -> Self {
         Self {
@@ -51,18 +65,18 @@ impl Recorder {
         }
     }
 
-    /// Records that the replicas with the given statuses begin a call, or continue the call `parent`. Returns `None` if
-    /// none of them makes a call.
+    /// Records that the replicas with the given statuses began a call [at](Self::now) `began`, or continued the call
+    /// `parent`. Returns `None` if none of them makes a call.
     pub(super) fn begin(
         &self,
         step: u64,
         statuses: &[ReplicaStatus],
         parent: Option<Ticket>,
+        began: Duration,
     ) -> Option<Ticket> {
         let (status, call) = statuses.iter().find_map(|status| Some((status, status.call()?)))?;
-        let now = self.clock.elapsed();
         let mut calls = lock(&self.calls);
-        calls.began = now;
+        calls.began = began;
         match parent {
             Some(ticket) => {
                 calls.flight.continue_call(ticket, call.clone());
@@ -70,25 +84,26 @@ impl Recorder {
             }
             None => {
                 let number = status.completed.saturating_add(u64::from(!call.continues));
-                Some(calls.flight.begin(now, step, number, call.clone()))
+                Some(calls.flight.begin(began, step, number, call.clone()))
             }
         }
     }
 
-    /// Returns the time to pass to [`record`](Self::record).
+    /// Returns the time to pass to [`begin`](Self::begin) and [`record`](Self::record).
     pub(super) fn now(&self) -> Duration {
         self.clock.elapsed()
     }
 
-    /// Records a call that has begun at `began` and has completed, or a round of the call `parent`. `number` is the
-    /// number of the call in the step.
+    /// Records a call that has completed, or a round of the call `parent`. `number` is the number of the call in the
+    /// step, `began` the time at which it began, and `last` the worker whose message ended the wait, if this worker has
+    /// waited.
     pub(super) fn record(
         &self,
         step: u64,
         number: u64,
         call: Fingerprint,
-        parent: Option<Ticket>,
-        began: Duration,
+        (parent, began): (Option<Ticket>, Duration),
+        last: Option<usize>,
     ) -> Ticket {
         let now = self.clock.elapsed();
         let mut calls = lock(&self.calls);
@@ -99,8 +114,8 @@ impl Recorder {
             }
             None => calls.flight.begin(began, step, number, call),
         };
-        calls.flight.end(now, ticket, true);
-        calls.waited = calls.waited.saturating_add(now.saturating_sub(began));
+        calls.began = began;
+        calls.end(now, ticket, true, last);
         ticket
     }
 
@@ -109,15 +124,7 @@ impl Recorder {
     pub(super) fn end(&self, ticket: Ticket, completed: bool, last: Option<usize>) {
         let now = self.clock.elapsed();
         let mut calls = lock(&self.calls);
-        calls.flight.end(now, ticket, completed);
-        let time = now.saturating_sub(calls.began);
-        calls.waited = calls.waited.saturating_add(time);
-        if let Some(last) = last {
-            if calls.waited_for.len() <= last {
-                calls.waited_for.resize(last + 1, Duration::ZERO);
-            }
-            calls.waited_for[last] += time;
-        }
+        calls.end(now, ticket, completed, last);
     }
 
     /// Calls `act` with the time spent in calls since this method was last called.

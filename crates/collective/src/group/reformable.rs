@@ -68,6 +68,7 @@ impl ReformableLinks {
     /// old links.
     pub fn leave(&self) {
         let left = self.mesh.write().unwrap_or_else(PoisonError::into_inner).take();
+        self.shares_memory.store(false, Ordering::Relaxed);
         left.iter().for_each(Mesh::leave);
         // This waits until the others have received what was sent, and for the thread of the mesh.
         drop(left);
@@ -179,10 +180,13 @@ impl Transport for ReformableLinks {
         self.shares_memory.load(Ordering::Relaxed)
     }
 
-    fn exchange(&self, head: &[u8], bodies: &mut [Option<Bytes>]) {
+    fn exchange(&self, head: &[u8], bodies: &mut [Option<Bytes>]) -> Option<usize> {
         match &*self.mesh() {
             Some(mesh) => mesh.exchange(head, bodies),
-            None => bodies.fill(None),
+            None => {
+                bodies.fill(None);
+                None
+            }
         }
     }
 

@@ -26,6 +26,8 @@ use std::time::Duration;
 pub struct Session {
     group: Group,
     world: World,
+    /// The generation of the group in which the session was opened.
+    generation: u64,
     step: AtomicU64,
     state: Mutex<State>,
     /// The tasks and addresses of the workers of this session's world, for errors.
@@ -73,7 +75,8 @@ impl Session {
         protocol.set_repeated_calls(std::mem::take(&mut *lock(&group.repeated_calls)));
         let state = State { protocol, call: None, seen_events: 0 };
         let (early_receiver, directory) = (EarlyReceiver::new(&group, id), group.directory());
-        Self { group, world, step: AtomicU64::new(step), state: Mutex::new(state), directory, early_receiver }
+        let (generation, step, state) = (group.generation(), AtomicU64::new(step), Mutex::new(state));
+        Self { group, world, generation, step, state, directory, early_receiver }
     }
 
     /// Returns the number of workers, and the index of this one.
@@ -94,6 +97,11 @@ impl Session {
     pub fn early_send(&self) -> EarlySend {
         let protocol = &lock(&self.state).protocol;
         EarlySend::new(self.group.clone(), protocol.session(), protocol.rounds())
+    }
+
+    /// Returns whether the group has not re-formed since the session was opened.
+    pub(super) fn is_of_this_world(&self) -> bool {
+        self.group.generation() == self.generation
     }
 
     pub(super) fn early_receiver(&self) -> &EarlyReceiver {
@@ -165,7 +173,8 @@ impl Session {
             return Err(self.with_locations(blame.clone()));
         }
         let of = state.call.filter(|_| continues);
-        let attempt = self.exchange(&mut state, of, part, statuses, &mut body, timeout);
+        let began = self.group.recorder.now();
+        let attempt = self.exchange(&mut state, (of, began), part, statuses, &mut body, timeout);
         if let Attempt::Complete(bodies) = attempt {
             return Ok(bodies);
         }
@@ -174,7 +183,7 @@ impl Session {
         if let Some(part) = part {
             protocol.enter_part(&mut statuses, part);
         }
-        *call = self.group.recorder.begin(self.step(), &statuses, of);
+        *call = self.group.recorder.begin(self.step(), &statuses, of, began);
         protocol.begin(self.step(), statuses, timeout);
         match attempt {
             Attempt::Sent(received) => self.receive_calls(protocol, received),

@@ -184,6 +184,48 @@ fn vectors_that_were_sent_before_a_repeated_call_have_arrived_with_it() {
     }
 }
 
+// INV-1, INV-116
+#[test]
+fn a_session_of_an_earlier_world_does_not_take_a_workers_own_data_for_that_of_another() {
+    watched(|| {
+        // The workers exchange their ranks.
+        let leaders = [0, 1].map(|_| Listener::bind("127.0.0.1:0").unwrap());
+        let addresses = [0, 1].map(|of| format!("127.0.0.1:{}", leaders[of].address().unwrap().port()));
+        let leaders = leaders.map(|leader| Mutex::new(Some(leader)));
+        let join = |worker: usize, leader: usize, generation: u64| {
+            let (rank, first) = (usize::from(worker != leader), &addresses[leader]);
+            let world = World::new(2, rank, 1).unwrap();
+            let rendezvous = Rendezvous::new(world, vec![first.clone(), "127.0.0.1:0".into()]);
+            let rendezvous = rendezvous.generation(generation).timeout(LONG);
+            match leaders[leader].lock().unwrap().take_if(|_| rank == 0) {
+                Some(listener) => (world, rendezvous.listener(listener)),
+                None => (world, rendezvous),
+            }
+        };
+        let work = |worker: usize| {
+            let (world, rendezvous) = join(worker, 0, 0);
+            let group = Group::join(world, rendezvous).unwrap();
+            let old = group.open("strategy", 1);
+            make_equal(&old, 10);
+            group.rejoin(join(worker, 1, group.generation()).1).unwrap();
+            assert_eq!(group.world().worker(), 1 - worker);
+            let call = Fingerprint::new(EQUAL.operation, EQUAL.detail, Location::caller());
+            let statuses = vec![ReplicaStatus::waiting(worker, call)];
+            let mut calling = GroupCall::new(&old, statuses, Duration::from_millis(300));
+            let mine = Bytes::copy_from_slice(&[worker as u8; 8]);
+            let made = calling.all_gather_sized(EQUAL.part, mine, |_| 8);
+            assert!(matches!(made, Err(Failure::Blame(_))), "{made:?}");
+            drop(old);
+            make_equal(&group.open("strategy", 2), MANY);
+        };
+        std::thread::scope(|scope| {
+            let work = &work;
+            let threads = [0, 1].map(|worker| scope.spawn(move || work(worker)));
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+        });
+    });
+}
+
 fn changed() -> Called {
     Called { detail: "SUM float32[4]", ..EQUAL }
 }

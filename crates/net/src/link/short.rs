@@ -9,14 +9,14 @@ use parking_lot::MutexGuard;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// The answer to a query for the next message.
+/// The result of an attempt to receive a short message.
 #[derive(Debug, PartialEq)]
-pub(crate) enum Next {
+pub(crate) enum ShortReceipt {
     /// The next message was a short one with the expected head. It was received, and this is its body.
-    Taken(Bytes),
+    Received(Bytes),
     /// No message has arrived.
     Nothing,
-    /// Another message has arrived, or the link needs a turn for another reason.
+    /// Another message has arrived, or the link needs a turn for another reason. Nothing was received.
     Other,
 }
 
@@ -54,26 +54,29 @@ impl Link {
         }
     }
 
-    /// Receives the next message if it is a short one with this head. Only the thread that polls may call this, after
-    /// it has delivered everything that it has received.
-    pub fn take_short_with(&self, head: &[u8]) -> Next {
-        let Some(pair) = self.pair.as_ref().filter(|_| !self.loss_is_reported()) else { return Next::Other };
+    /// Receives the next message if it is a short one with this head and no bytes of the ring follow it. Only the
+    /// thread that polls may call this, after it has delivered everything that it has received.
+    pub fn take_short_with(&self, head: &[u8]) -> ShortReceipt {
+        let Some(pair) = self.pair.as_ref().filter(|_| !self.loss_is_reported()) else {
+            return ShortReceipt::Other;
+        };
         let arrived = match pair.short() {
-            Ok(Some(arrived)) if arrived.has_head(head) => arrived,
-            Ok(None) if pair.readable() == Ok(0) && !pair.has_short() => return Next::Nothing,
+            // With what follows, the sender may have withdrawn the message, so a turn delivers both.
+            Ok(Some(arrived)) if arrived.has_head(head) && pair.readable() == Ok(0) => arrived,
+            Ok(None) if pair.readable() == Ok(0) && !pair.has_short() => return ShortReceipt::Nothing,
             // An error is reported by the next turn.
-            _ => return Next::Other,
+            _ => return ShortReceipt::Other,
         };
         let mut body = arrived.body();
         if arrived.is_reference() {
             match self.state.lock().resolve(&body) {
                 Ok(resolved) => body = resolved,
-                Err(_) => return Next::Other,
+                Err(_) => return ShortReceipt::Other,
             }
         }
         arrived.finish();
         self.note_received();
-        Next::Taken(body)
+        ShortReceipt::Received(body)
     }
 
     /// Receives the next message if it is a short one.

@@ -191,8 +191,8 @@ impl Transport for Mesh {
         self.shared.shares_memory
     }
 
-    fn exchange(&self, head: &[u8], bodies: &mut [Option<Bytes>]) {
-        self.shared.exchange(head, bodies);
+    fn exchange(&self, head: &[u8], bodies: &mut [Option<Bytes>]) -> Option<usize> {
+        self.shared.exchange(head, bodies)
     }
 
     fn close(&self) {

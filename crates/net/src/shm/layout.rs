@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 /// The maximum number of bodies of one side that the other side reads at the same time.
 pub(crate) const SLOTS: usize = 256;
 
-/// The maximum number of short messages of one side that the other side has not received. A worker that has received
-/// the next message of the other side has room for one more, because that side had received one.
+/// The maximum number of short messages of one side that the other side has not received. With two, workers that send
+/// each other messages by turns always have room.
 pub(crate) const SHORT_MESSAGES: usize = 2;
 
 /// The number of words of 8 bytes in which the head and the body of a short message are stored.

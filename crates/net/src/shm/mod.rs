@@ -18,8 +18,8 @@
 //! open: a byte on it wakes sleeping threads, and its end shows that the worker has exited.
 //!
 //! A short message that finds room is not in the ring but in cache lines of its own, which the receiver looks at. So
-//! it takes the message without reading a position first. The message contains the position of the ring before it, and
-//! so keeps its place among all others.
+//! it takes the message without reading a position first. The message contains the position of the ring before it, so
+//! messages keep their order.
 //!
 //! The memory has no name. The system frees it when all processes have unmapped it or have exited, even if they crash.
 //!

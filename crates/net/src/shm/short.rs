@@ -1,10 +1,10 @@
 //! Short messages: each is in cache lines of its own, next to its number.
 //!
-//! The receiver waits for the next number, and finds the message next to it. A message in the ring takes longer, because
-//! its receiver first reads the position up to which the ring was written.
+//! The receiver waits for the next number, and finds the message next to it. A message in the ring takes longer,
+//! because its receiver first reads the position up to which the ring was written.
 //!
 //! Short messages and those in the ring keep their order. A short message contains the position of the ring at which it
-//! was sent. Its receiver takes it after the bytes before that position, and before all others.
+//! was sent. The receiver reads the bytes before that position first.
 
 // - **INV-115** A short message is received after everything that its sender has sent before it, and before everything
 //   that the sender has sent after it. Its memory is written again only after it was received. Tests:
@@ -26,7 +26,11 @@ pub(crate) const MAX_HEAD: usize = 64;
 /// head in 16 bits, and that of the body in 32.
 const REFERENCE: u64 = 1 << 48;
 
-/// The number of short messages in both directions, as this side knows them.
+/// The number of short messages in both directions.
+///
+/// The thread that polls receives messages, and any thread sends them. A message that is sent acknowledges those that
+/// were received, so `received` is released by the former and acquired by the latter: all reads of a message are made
+/// before the other side can write another one in its place.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     sent: AtomicU64,
@@ -48,7 +52,7 @@ pub(crate) enum InvalidShort {
     Received { received: u64, sent: u64 },
 }
 
-/// The next short message of the other side, whose turn it is.
+/// The next short message of the other side, in order of sending.
 pub(crate) struct Arrived<'a> {
     pair: &'a Pair,
     message: &'a ShortMessage,
@@ -88,7 +92,7 @@ impl Pair {
         put(head_words, head);
         let kind = if is_reference { REFERENCE } else { 0 };
         message.lengths.store(kind | (body.len() as u64) << 16 | head.len() as u64, Ordering::Relaxed);
-        message.received.store(self.short.received.load(Ordering::Relaxed), Ordering::Relaxed);
+        message.received.store(self.short.received.load(Ordering::Acquire), Ordering::Relaxed);
         message.written.store(self.own_written(), Ordering::Relaxed);
         self.short.sent.store(number, Ordering::Relaxed);
         message.number.store(number, Ordering::Release);
@@ -179,7 +183,7 @@ impl Arrived<'_> {
 
     /// Ends the use of the message, after which the other side may write another one in its place.
     pub fn finish(self) {
-        self.pair.short.received.store(self.number, Ordering::Relaxed);
+        self.pair.short.received.store(self.number, Ordering::Release);
         // All reads of the message were made before.
         self.pair.own_side().short_received.0.store(self.number, Ordering::Release);
     }
@@ -228,7 +232,7 @@ mod tests {
     use super::super::ring::CAPACITY;
     use super::*;
     use crate::Message;
-    use crate::link::{Event, Link, Next};
+    use crate::link::{Event, Link, ShortReceipt};
     use crate::wire::Frame;
     use distribute_testing::watched;
     use proptest::prelude::*;
@@ -293,30 +297,52 @@ mod tests {
 
     // INV-115
     #[test]
-    fn memory_is_exchanged_intact_between_threads() {
+    fn memory_is_exchanged_intact_between_threads_that_send_and_threads_that_receive() {
         watched(|| {
             let (mine, theirs) = pair();
-            let count = 20_000_u64;
+            let bytes = |who: usize, round: u64| {
+                (round * 2 + who as u64).to_le_bytes().repeat(1 + (round % 7) as usize)
+            };
+            let count = 20_000;
             std::thread::scope(|scope| {
                 for (me, pair) in [mine, theirs].into_iter().enumerate() {
+                    let sender = pair.clone();
                     scope.spawn(move || {
                         for round in 0..count {
-                            let words = 1 + (round % 7) as usize;
-                            let of = |who: usize| [(round * 2 + who as u64).to_le_bytes()].concat();
-                            assert!(say_short(&pair, HEAD, &of(me).repeat(words)));
+                            while !say_short(&sender, HEAD, &bytes(me, round)) {
+                                std::thread::yield_now();
+                            }
+                        }
+                    });
+                    scope.spawn(move || {
+                        for round in 0..count {
                             let arrived = loop {
                                 match pair.short().unwrap() {
                                     Some(arrived) => break arrived,
                                     None => std::thread::yield_now(),
                                 }
                             };
-                            assert_eq!(arrived.body(), of(1 - me).repeat(words));
+                            assert_eq!(arrived.body(), bytes(1 - me, round));
                             arrived.finish();
                         }
                     });
                 }
             });
         });
+    }
+
+    // INV-116
+    #[test]
+    fn a_short_message_that_is_followed_in_the_ring_is_received_in_one_turn_with_it() {
+        let (link, theirs, _socket) = link();
+        assert!(turn(&link).is_empty());
+        assert!(say_short(&theirs, HEAD, b"a call"));
+        say(&theirs, Frame::Data(Message::new("", "its withdrawal")));
+        assert_eq!(link.take_short_with(HEAD), ShortReceipt::Other);
+        let mut events = Vec::new();
+        link.poll(&mut events);
+        let bodies: Vec<_> = messages(&events).into_iter().map(|message| message.body).collect();
+        assert_eq!(bodies, ["a call", "its withdrawal"]);
     }
 
     // INV-32
@@ -333,7 +359,7 @@ mod tests {
             let (link, theirs, _socket) = link();
             assert!(say_short(&theirs, HEAD, b"body"));
             change(&theirs.own_side().short[index_of(1)]);
-            assert_eq!(link.take_short_with(HEAD), Next::Other);
+            assert_eq!(link.take_short_with(HEAD), ShortReceipt::Other);
             let reason = loss(&link);
             assert!(reason.contains(text), "{reason}");
             assert!(!link.send_short(HEAD, &Bytes::new(), None));
@@ -348,7 +374,7 @@ mod tests {
         // A reference that is none.
         let (link, theirs, _socket) = self::link();
         assert!(theirs.write_short(HEAD, b"body", true));
-        assert_eq!(link.take_short_with(HEAD), Next::Other);
+        assert_eq!(link.take_short_with(HEAD), ShortReceipt::Other);
         let reason = loss(&link);
         assert!(reason.contains("a reference to its memory is malformed"), "{reason}");
     }
@@ -429,7 +455,7 @@ mod tests {
                     Step::Take(which) => {
                         // Everything that was received was delivered, as for the thread that polls.
                         let head = [which, which];
-                        if let Next::Taken(body) = link.take_short_with(&head) {
+                        if let ShortReceipt::Received(body) = link.take_short_with(&head) {
                             check(Message::new(head.to_vec(), body));
                         }
                     }
