@@ -215,8 +215,6 @@ fn a_session_of_an_earlier_world_does_not_take_a_workers_own_data_for_that_of_an
             let mine = Bytes::copy_from_slice(&[worker as u8; 8]);
             let made = calling.all_gather_sized(EQUAL.part, mine, |_| 8);
             assert!(matches!(made, Err(Failure::Blame(_))), "{made:?}");
-            drop(old);
-            make_equal(&group.open("strategy", 2), MANY);
         };
         std::thread::scope(|scope| {
             let work = &work;
