@@ -288,8 +288,9 @@ impl Link {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     // A short message that has arrived now precedes a failure.
-                    more = self.pair.as_ref().is_some_and(|pair| pair.has_short());
-                    break if more { None } else { state.broken.take() };
+                    let precedes = self.pair.as_ref().is_some_and(|pair| pair.has_short());
+                    more |= precedes;
+                    break if precedes { None } else { state.broken.take() };
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => break Some(state.broken.take().unwrap_or_else(|| describe_error(&error))),
