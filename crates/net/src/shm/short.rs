@@ -303,7 +303,7 @@ mod tests {
             let bytes = |who: usize, round: u64| {
                 (round * 2 + who as u64).to_le_bytes().repeat(1 + (round % 7) as usize)
             };
-            let count = 20_000;
+            let count = 1_000;
             std::thread::scope(|scope| {
                 for (me, pair) in [mine, theirs].into_iter().enumerate() {
                     let sender = pair.clone();

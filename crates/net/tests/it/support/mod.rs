@@ -89,6 +89,10 @@ impl Kept {
         self.until(transport, &format!("the loss of worker {worker}"), lost)
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.come.lock().unwrap().messages.is_empty()
+    }
+
     pub fn take(&self) -> Come {
         std::mem::take(&mut self.come.lock().unwrap())
     }
