@@ -8,7 +8,7 @@ use std::ops::Range;
 /// A world converts between local and global ids of replicas, and identifies the chief. Each worker has replicas with
 /// consecutive global ids, beginning with worker 0. In a world made by [`new`](Self::new) all workers have the same
 /// number of replicas. In a world of [logical replicas](Self::logical) the total is fixed, and the numbers of any two
-/// workers differ by at most one.
+/// workers differ by at most one, except for one worker that may have another [share](Self::with_share).
 ///
 /// ```
 /// use distribute_cluster::World;
@@ -26,6 +26,15 @@ pub struct World {
     workers: usize,
     worker: usize,
     count: ReplicaCount,
+    /// The worker whose number of logical replicas is set; `None` if all have even shares.
+    share: Option<Share>,
+}
+
+/// The number of logical replicas of one worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Share {
+    worker: usize,
+    replicas: usize,
 }
 
 /// The number of replicas as the job states it, for each worker or in total. It does not change when workers join or
@@ -108,7 +117,7 @@ impl World {
             (_, 0) => Err(WorldError::NoReplicas),
             _ if workers.checked_mul(replicas).is_none() => Err(WorldError::TooMany { workers, replicas }),
             _ if worker >= workers => Err(WorldError::NoSuchWorker { worker, workers }),
-            _ => Ok(Self { workers, worker, count: ReplicaCount::PerWorker(replicas) }),
+            _ => Ok(Self { workers, worker, count: ReplicaCount::PerWorker(replicas), share: None }),
         }
     }
 
@@ -135,6 +144,23 @@ impl World {
             return Err(WorldError::TooFew { workers, replicas });
         }
         Ok(Self { count: ReplicaCount::Total(replicas), ..world })
+    }
+
+    /// Sets the number of logical replicas of one worker. The others share the rest evenly. Returns `None` if this is
+    /// no world of logical replicas, or if there is no such worker, or a worker would have no replica.
+    ///
+    /// ```
+    /// use distribute_cluster::World;
+    /// let world = World::logical(3, 0, 6)?.with_share(1, 1).unwrap();
+    /// assert_eq!([0, 1, 2].map(|worker| world.replicas_of(worker)), [0..2, 2..3, 3..6]);
+    /// assert_eq!(World::logical(3, 0, 6)?.with_share(1, 5), None);
+    /// # Ok::<(), distribute_cluster::WorldError>(())
+    /// ```
+    pub fn with_share(self, worker: usize, replicas: usize) -> Option<Self> {
+        let total = self.logical_replicas().filter(|_| worker < self.workers && self.workers > 1)?;
+        let rest = total.checked_sub(replicas).filter(|_| replicas > 0)?;
+        let share = (replicas * self.workers != total).then_some(Share { worker, replicas });
+        (rest >= self.workers - 1).then_some(Self { share, ..self })
     }
 
     /// Creates a world of `workers` workers with `count` replicas, in total or each. `worker` is the rank of this
@@ -173,7 +199,7 @@ impl World {
     }
 
     /// Returns the number of replicas of this worker. With [logical replicas](Self::logical), other workers may have
-    /// one more or one less.
+    /// more or fewer.
     pub fn replicas(&self) -> usize {
         self.local_replicas().len()
     }
@@ -183,7 +209,8 @@ impl World {
         match self.count {
             ReplicaCount::PerWorker(replicas) => Some(replicas),
             ReplicaCount::Total(replicas) => {
-                replicas.is_multiple_of(self.workers).then(|| replicas / self.workers)
+                let is_even = self.share.is_none() && replicas.is_multiple_of(self.workers);
+                is_even.then(|| replicas / self.workers)
             }
         }
     }
@@ -207,9 +234,16 @@ impl World {
     }
 
     fn first_of(&self, worker: usize) -> usize {
-        match self.count {
-            ReplicaCount::PerWorker(replicas) => worker * replicas,
-            ReplicaCount::Total(replicas) => worker * replicas / self.workers,
+        match (self.count, self.share) {
+            (ReplicaCount::PerWorker(replicas), _) => worker * replicas,
+            (ReplicaCount::Total(replicas), None) => worker * replicas / self.workers,
+            (ReplicaCount::Total(replicas), Some(share)) => {
+                // The others before `worker` have an even part of the rest.
+                let is_after = worker > share.worker;
+                let others = worker - usize::from(is_after);
+                let first = others * (replicas - share.replicas) / (self.workers - 1);
+                first + if is_after { share.replicas } else { 0 }
+            }
         }
     }
 
@@ -229,6 +263,10 @@ impl World {
     pub fn worker_of(&self, global: usize) -> usize {
         match self.count {
             ReplicaCount::PerWorker(replicas) => global / replicas,
+            ReplicaCount::Total(_) if self.share.is_some() => {
+                let begins_before = |worker: &usize| self.first_of(*worker) <= global;
+                (0..self.workers).rev().find(begins_before).unwrap_or(0)
+            }
             // A blame that another worker has sent may name a replica that does not exist.
             ReplicaCount::Total(replicas) => {
                 (global.min(replicas - 1) * self.workers + self.workers - 1) / replicas
@@ -251,7 +289,7 @@ impl World {
 impl Default for World {
     /// Creates a world of one process with one replica.
     fn default() -> Self {
-        Self { workers: 1, worker: 0, count: ReplicaCount::PerWorker(1) }
+        Self { workers: 1, worker: 0, count: ReplicaCount::PerWorker(1), share: None }
     }
 }
 
@@ -331,6 +369,38 @@ mod tests {
                 assert_eq!(each, replicas.is_multiple_of(workers).then(|| replicas / workers));
             }
         }
+    }
+
+    #[test]
+    fn one_worker_may_have_more_or_fewer_logical_replicas() {
+        for (replicas, workers) in (2..14).flat_map(|replicas| (2..=replicas).map(move |of| (replicas, of))) {
+            let even = World::logical(workers, 0, replicas).unwrap();
+            for (worker, share) in (0..workers).flat_map(|it| (1..=replicas).map(move |share| (it, share))) {
+                let Some(world) = even.with_share(worker, share) else {
+                    assert!(replicas - share < workers - 1, "{share} of {replicas}, {workers} workers");
+                    continue;
+                };
+                let all: Vec<_> = (0..workers).map(|worker| world.replicas_of(worker)).collect();
+                assert_eq!(all[worker].len(), share);
+                assert!(all.iter().flat_map(Clone::clone).eq(0..replicas), "{all:?}");
+                let others =
+                    || all.iter().enumerate().filter(move |(it, _)| *it != worker).map(|(_, of)| of.len());
+                assert!(others().min() > Some(0) && others().max() <= others().min().map(|it| it + 1));
+                for global in 0..replicas {
+                    assert!(all[world.worker_of(global)].contains(&global));
+                }
+                let each = all.iter().all(|of| of.len() == share).then_some(share);
+                assert!(world.replicas_of_each().is_none_or(|of| Some(of) == each), "{all:?}");
+            }
+        }
+        assert_eq!(World::new(3, 0, 2).unwrap().with_share(0, 1), None);
+        assert_eq!(World::logical(1, 0, 2).unwrap().with_share(0, 1), None);
+        let even = World::logical(3, 1, 6).unwrap();
+        assert_eq!(
+            (even.with_share(3, 1), even.with_share(0, 0), even.with_share(2, 2)),
+            (None, None, Some(even))
+        );
+        assert_eq!(even.with_share(2, 1).unwrap().worker_of(usize::MAX), 2);
     }
 
     #[test]

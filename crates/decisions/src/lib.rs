@@ -18,6 +18,7 @@
 //! | `local_steps` | [`LocalSteps`]: steps that each worker trains alone |
 //! | `loss_scale` | [`LossScale`]: the factor of the loss, which adapts to the steps that were finite |
 //! | `step_times`, `stragglers` | the time of each worker's steps; which worker makes the others wait, and why |
+//! | `remedy` | [`StragglerPolicy`]; whether a spare takes the place of a straggler, or it gets fewer replicas |
 //! | `notice`, `departure` | notices to exit; which workers exit after one |
 //!
 //! This crate sends no messages and starts no threads.
@@ -35,6 +36,7 @@ mod notice;
 mod outcome;
 mod partition;
 mod placement;
+mod remedy;
 mod select;
 mod step_times;
 mod stragglers;
@@ -42,6 +44,7 @@ mod stragglers;
 pub use local_steps::{LocalSteps, Outer};
 pub use loss_scale::LossScale;
 pub use placement::VariablePlacement;
+pub use remedy::StragglerPolicy;
 pub use select::{RestoreFilter, RestoreReport, Unrestored};
 pub use stragglers::{Straggler, StragglerCause, WorkerTimes};
 
@@ -61,5 +64,6 @@ pub mod internal {
     pub use crate::outcome::{Outcome, merge_outcomes};
     pub use crate::partition::{BLOCK, Partition, Sharding, SlotShare};
     pub use crate::placement::{Placement, Policy, Purpose, StorageLocation};
+    pub use crate::remedy::{Facts, Remedies, Remedy};
     pub use crate::step_times::{StepMeter, StepTimes};
 }

@@ -67,13 +67,18 @@ enum Phase {
 struct All {
     stragglers: Stragglers,
     found: Vec<(usize, StragglerCause)>,
+    /// The straggler, and the time for which the same worker has been the straggler.
+    lasting: Option<(Straggler, Duration)>,
 }
 
 impl All {
     /// Adds the times of all workers in a step. Returns the straggler, unless it has been returned before.
     fn add(&mut self, times: &[StepTimes]) -> Option<Straggler> {
-        self.stragglers.add(times);
+        let step = self.stragglers.add(times);
+        let before = self.lasting.take();
         let straggler = self.stragglers.straggler()?;
+        let same = before.filter(|(earlier, _)| earlier.worker == straggler.worker);
+        self.lasting = Some((straggler, same.map_or(Duration::ZERO, |(_, time)| time.saturating_add(step))));
         let key = (straggler.worker, straggler.cause);
         if self.found.contains(&key) {
             return None;
@@ -134,6 +139,12 @@ impl StepMeter {
     /// Returns the worker that makes the others wait, and why, if there is one.
     pub fn straggler(&self) -> Option<Straggler> {
         lock(&self.all).stragglers.straggler()
+    }
+
+    /// Returns the straggler, if there is one, and the time of the steps since it was found. The time begins again if
+    /// another worker is slower.
+    pub fn lasting_straggler(&self) -> Option<(Straggler, Duration)> {
+        lock(&self.all).lasting
     }
 
     /// Returns the mean times of each worker in a step, in the order of ranks. The list is empty before the first step.
@@ -199,5 +210,33 @@ mod tests {
         mine.end(waits(&[]));
         let times = mine.take(waits(&[]));
         assert_eq!((times.waiting, times.awaited), (2 * SECOND, Some((1, 2 * SECOND))));
+    }
+
+    #[test]
+    fn the_time_of_a_straggler_begins_again_with_another_one() {
+        let times = |worker: usize| {
+            let of = |seconds: u32| StepTimes { computing: seconds * SECOND, ..StepTimes::default() };
+            let mut all = [of(1); 3];
+            all[worker] = of(2);
+            all
+        };
+        let meter = StepMeter::default();
+        let add = |worker, steps| {
+            for _ in 0..steps {
+                meter.add(&times(worker));
+            }
+        };
+        let lasting = || meter.lasting_straggler().map(|(straggler, time)| (straggler.worker, time));
+        add(1, 19);
+        assert_eq!(lasting(), None);
+        add(1, 1);
+        assert_eq!(lasting(), Some((1, Duration::ZERO)));
+        add(1, 30);
+        assert_eq!(lasting(), Some((1, 60 * SECOND)));
+        add(2, 200);
+        let (worker, time) = lasting().unwrap();
+        assert!(worker == 2 && time < 400 * SECOND, "{time:?}");
+        meter.forget();
+        assert_eq!(lasting(), None);
     }
 }

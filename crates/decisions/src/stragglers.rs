@@ -1,6 +1,7 @@
 //! Decides which worker makes the others wait, and why, from the times that all workers measured.
 
 use crate::step_times::StepTimes;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
 
@@ -26,7 +27,7 @@ const MIN_PROCESSOR: f64 = 0.8;
 const MIN_BLAMED: f64 = 0.6;
 
 /// A worker that makes all others wait.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Straggler {
     /// The rank of the worker that makes the others wait.
@@ -40,7 +41,7 @@ pub struct Straggler {
 }
 
 /// The reason why a worker is slow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum StragglerCause {
     /// The worker's input takes longer than that of the others.
@@ -111,19 +112,21 @@ struct Sums {
 }
 
 impl Stragglers {
-    /// Adds the times of all workers in a step, in the order of ranks. Discards the earlier times if the number of
-    /// workers has changed. Ignores the step if a worker has no times for it.
-    pub fn add(&mut self, all: &[StepTimes]) {
+    /// Adds the times of all workers in a step, in the order of ranks. Returns the time that the step took. Discards
+    /// the earlier times if the number of workers has changed. If a worker has no times for the step, ignores it and
+    /// returns 0.
+    pub fn add(&mut self, all: &[StepTimes]) -> Duration {
         if self.workers.len() != all.len() {
             let sums = Sums { awaited: vec![0.; all.len()], ..Sums::default() };
             *self = Self { workers: vec![sums; all.len()], ..Self::default() };
         }
         // A worker's previous step has failed, or there was none.
         if all.contains(&StepTimes::default()) {
-            return;
+            return Duration::ZERO;
         }
-        let whole = |times: &StepTimes| times.own().saturating_add(times.waiting).as_secs_f64();
-        let step = all.iter().map(whole).fold(0., f64::max);
+        let whole = |times: &StepTimes| times.own().saturating_add(times.waiting);
+        let longest = all.iter().map(whole).max().unwrap_or_default();
+        let step = longest.as_secs_f64();
         let keep = (-step / MEMORY).exp();
         self.weight = self.weight * keep + 1.;
         self.seconds += step;
@@ -143,6 +146,7 @@ impl Stragglers {
                 *sum += seconds(&time);
             }
         }
+        longest
     }
 
     /// Returns the mean times of all workers, in the order of ranks. The list is empty before the first step.
@@ -240,7 +244,9 @@ mod tests {
 
     fn after(steps: usize, all: &[StepTimes]) -> Stragglers {
         let mut stragglers = Stragglers::default();
-        (0..steps).for_each(|_| stragglers.add(all));
+        for _ in 0..steps {
+            stragglers.add(all);
+        }
         stragglers
     }
 
@@ -291,7 +297,9 @@ mod tests {
         let slow = [times(50, 50, 0, Some(1)), times(100, 100, 0, None)];
         let mut stragglers = after(1000, &slow);
         assert!(stragglers.straggler().is_some());
-        (0..2000).for_each(|_| stragglers.add(&[times(50, 50, 0, None); 2]));
+        for _ in 0..2000 {
+            stragglers.add(&[times(50, 50, 0, None); 2]);
+        }
         assert_eq!(stragglers.straggler(), None);
         stragglers.add(&slow[..1]);
         assert_eq!(stragglers.means().len(), 1, "another world begins anew");

@@ -17,8 +17,8 @@ pub use distribute_core::strategy::ReductionToOneDevice;
 #[doc(inline)]
 pub use distribute_core::strategy::{
     Checksums, CommunicationImplementation, CommunicationOptions, Compression, CrossDeviceOps, Group,
-    IndependentWorker, Links, LocalSteps, Outer, Reduction, Replicas, Straggler, StragglerCause, Strategy,
-    StrategyExtended, Threads, VariablePlacement, Wire, WorkerTimes,
+    IndependentWorker, Links, LocalSteps, Outer, Reduction, Replicas, Straggler, StragglerCause,
+    StragglerPolicy, Strategy, StrategyExtended, Threads, VariablePlacement, Wire, WorkerTimes,
 };
 #[doc(inline)]
 pub use distribute_core::{Contained, Destinations};

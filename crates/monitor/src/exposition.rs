@@ -57,6 +57,9 @@ pub fn exposition(report: &Report) -> String {
     let straggler = report.straggler.iter().map(|it| ([("worker", &*it.name), ("why", &*it.why)], it.share));
     let help = "The share of each step in which all wait for a worker, and why.";
     out.each("distribute_straggler_share", "gauge", help, straggler);
+    let replaced = report.replacements.as_ref().map_or(0, |replacements| replacements.count);
+    let help = "Slow workers whose places spares have taken.";
+    out.one("distribute_stragglers_replaced_total", "counter", help, replaced as f64);
 
     let names: Vec<_> = report.replicas.iter().map(|it| (it.replica.to_string(), it)).collect();
     let spent = names.iter().flat_map(|(name, replica)| {
@@ -222,8 +225,8 @@ impl fmt::Display for Number {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Straggler;
     use crate::report::tests::busy;
+    use crate::{Replacements, Straggler};
     use distribute_testing::child;
     use std::process::Command;
     use std::time::Duration;
@@ -267,7 +270,8 @@ mod tests {
     #[test]
     fn a_straggler_and_the_times_of_workers_are_exported() {
         let mut report = busy();
-        assert!(!exposition(&report).contains("straggler"));
+        assert!(!exposition(&report).contains("straggler_share"));
+        report.replacements = Some(Replacements { count: 2, last: String::new() });
         report.straggler = Some(Straggler {
             name: "worker 1".into(),
             why: "its link is slow".into(),
@@ -278,6 +282,7 @@ mod tests {
             Some(StepTimes { computing: 0.1, input: 0.05, outside: 0., waiting: 0.01 });
         let text = exposition(&report);
         for line in [
+            "distribute_stragglers_replaced_total 2",
             "distribute_straggler_share{worker=\"worker 1\",why=\"its link is slow\"} 0.5",
             "distribute_worker_step_seconds{worker=\"worker 1\",part=\"input\"} 0.05",
         ] {

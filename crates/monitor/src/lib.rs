@@ -37,8 +37,8 @@ pub use board::Source;
 pub use error::{Error, Result};
 pub use exposition::exposition;
 pub use report::{
-    Activity, Coordinator, FORMAT, HotRows, ParameterServer, Prefetch, Progress, Replica, Report, RowCache,
-    Sample, Shard, StepTimes, Straggler, Wait, Worker, World,
+    Activity, Coordinator, FORMAT, HotRows, ParameterServer, Prefetch, Progress, Replacements, Replica,
+    Report, RowCache, Sample, Shard, StepTimes, Straggler, Wait, Worker, World,
 };
 #[cfg(unix)]
 pub use server::Server;

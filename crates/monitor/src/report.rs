@@ -32,6 +32,9 @@ pub struct Report {
     /// The worker that makes the others wait in each step, if there is one.
     #[serde(default)]
     pub straggler: Option<Straggler>,
+    /// The slow workers whose places spares have taken, if there are any.
+    #[serde(default)]
+    pub replacements: Option<Replacements>,
     /// The coordinator that schedules closures, if the job has one.
     pub coordinator: Option<Coordinator>,
     /// The parameter servers, if the job has any.
@@ -124,6 +127,15 @@ pub struct Straggler {
     pub seconds: f64,
     /// The share of the duration of a step for which the others wait, between 0 and 1.
     pub share: f64,
+}
+
+/// The slow workers whose places spares have taken.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Replacements {
+    /// The number of replacements.
+    pub count: u64,
+    /// The last worker that was replaced, and the reason why it was slow.
+    pub last: String,
 }
 
 /// The progress of a job.
@@ -368,6 +380,7 @@ pub(crate) mod tests {
                 seconds_per_step: Some(0.5),
             },
             straggler: None,
+            replacements: None,
             replicas: vec![replica(0, "forward"), replica(1, "waiting")],
             waits: vec![Wait {
                 who: "replica 1".into(),

@@ -1,6 +1,6 @@
 //! A report as lines for a terminal.
 
-use crate::{ParameterServer, Report, Shard, StepTimes, Straggler, Worker};
+use crate::{ParameterServer, Replacements, Report, Shard, StepTimes, Straggler, Worker};
 use distribute_log::plain;
 
 /// Formats a report as lines of plain text, without control characters, even if names in the report contain some.
@@ -52,6 +52,10 @@ pub fn table(report: &Report) -> Vec<String> {
         lines.push(String::new());
         let share = share * 100.;
         lines.push(format!("all wait for {name}, {} and {share:.0} % of each step: {why}", time(*seconds)));
+    }
+    if let Some(Replacements { count, last }) = &report.replacements {
+        lines.push(String::new());
+        lines.push(format!("places of slow workers that spares have taken: {count}, last that of {last}"));
     }
     if !report.replicas.is_empty() {
         let mut rows = vec![["replica", "device", "now", "waiting", "elsewhere"].map(String::from).to_vec()];
@@ -258,7 +262,10 @@ mod tests {
         });
         report.world.workers[1].times =
             Some(StepTimes { computing: 0.1, input: 0.05, outside: 0., waiting: 0.01 });
+        report.replacements = Some(Replacements { count: 2, last: "worker 2: its link is slow".into() });
         let text = table(&report).join("\n");
+        let replaced = "spares have taken: 2, last that of worker 2: its link is slow";
+        assert!(text.contains(replaced), "{text}");
         assert!(
             text.contains("all wait for worker 1, 50.0 ms and 31 % of each step: its input is slow"),
             "{text}"

@@ -272,8 +272,7 @@ fn packs(strategy: &Strategy) -> Option<PackCoding> {
     let (group, compression) = (strategy.extended().group()?, strategy.extended().compression());
     let coding = || PackCoding::new(compression.wire(), group.buffers());
     let world = group.world();
-    let changes = world.logical_replicas().is_some() && strategy.extended().elastic().is_some();
-    ((changes || !sums_locally_first(world)) && !compression.has_feedback()).then(coding)
+    ((strategy.changes_shares() || !sums_locally_first(world)) && !compression.has_feedback()).then(coding)
 }
 
 /// Returns `true` if the sum over each worker's replicas is a complete branch of the tree of sums. The workers can then

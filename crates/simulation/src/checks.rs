@@ -45,6 +45,9 @@ pub struct Checks {
     /// yet. Each entry contains the generation, and the number of updates after which the process continues; `None` if
     /// no worker has a complete state.
     met: Vec<(Pid, u64, Option<u64>)>,
+    /// The decisions before steps, by generation and number of steps: the cluster index of the worker whose place a
+    /// spare takes; `None` if the step begins. Only in plans without faults.
+    decisions: BTreeMap<(u64, u64), Option<usize>>,
     /// The processes that have begun a step which has not been checked yet.
     begun: Vec<Pid>,
     /// The number of failed calls after which a worker of a training run has taken part in another rendezvous.
@@ -65,6 +68,7 @@ impl Checks {
             ends: BTreeMap::new(),
             broken: Vec::new(),
             met: Vec::new(),
+            decisions: BTreeMap::new(),
             begun: Vec::new(),
             losses: 0,
             updates: 0,
@@ -80,6 +84,21 @@ impl Checks {
     /// Records that a process has found that no worker has a complete state.
     pub fn torn(&mut self, pid: Pid, generation: u64) {
         self.met.push((pid, generation, None));
+    }
+
+    /// Records the decision of a worker before a step of a generation: the cluster index of the worker whose place a
+    /// spare takes; `None` if the step begins. Checks that all workers decide alike.
+    pub fn decided(&mut self, before: (u64, u64), replaced: Option<usize>) {
+        let first = *self.decisions.entry(before).or_insert(replaced);
+        if first != replaced {
+            self.broken.push(format!("before {before:?}, {first:?} and {replaced:?} are to be replaced"));
+        }
+    }
+
+    /// Returns whether a spare takes the place of a worker in the world of this generation, in plans without faults.
+    pub fn is_replaced_in(&self, generation: u64, place: usize) -> bool {
+        let mut before = self.decisions.range((generation.saturating_sub(1), 0)..(generation, 0));
+        before.any(|(_, replaced)| *replaced == Some(place))
     }
 
     /// Records that a process has begun a step.

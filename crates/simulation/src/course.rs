@@ -19,12 +19,22 @@ pub struct Course {
     pub breaks: u64,
     /// The maximum delay of a step.
     pub longest_break: Duration,
+    /// The percentage of steps before which the leader proposes that a spare takes the place of another worker.
+    pub replacements: u64,
 }
 
 impl Course {
     /// Returns the number of updates in a step.
     pub fn updates(&self) -> u64 {
         self.calls.iter().filter(|updates| **updates).count() as u64
+    }
+
+    /// Returns the rank of the worker that the leader proposes to replace before a step, in a world with this number of
+    /// workers; `None` if the leader proposes nothing.
+    pub fn replaces(&self, script: &Script, generation: u64, workers: usize, step: u64) -> Option<usize> {
+        let mut draw = SplitMix(mix(script.seed ^ generation, 1 << 63 | step));
+        let proposes = draw.bits() % 100 < self.replacements && workers > 1;
+        proposes.then(|| 1 + draw.below(workers - 1))
     }
 
     /// Returns the time by which a worker delays a step; 0 if it does not.

@@ -69,6 +69,10 @@ pub enum Planted {
     MostIgnored,
     /// The group re-forms because a spare is waiting.
     SparesCounted,
+    /// A worker whose place a spare takes claims its place in the next rendezvous.
+    ReplacedKept,
+    /// The others do not follow a proposal that a spare takes the place of a worker.
+    ProposalUnheard,
     /// A world that consists only of the present workers is announced as one with all workers.
     TableOfAll,
     /// A batch is split over the maximum number of workers, instead of the current number.

@@ -198,7 +198,13 @@ impl Process {
     /// Leaves the current world, and takes part in the next rendezvous.
     fn meet_again(&mut self, context: &mut Context<'_>) {
         context.note(|| "meets the others again".to_owned());
-        context.close_all(if context.has(Planted::LeaveAsEnd) { ENDED } else { LEFT });
+        let replaced = match &mut self.program {
+            Program::Training(training) => training.take_replaced(),
+            Program::Scripted(_) => None,
+        };
+        let me = self.working().map(|working| working.world.worker());
+        let resigns = replaced.is_some() && replaced == me && !context.has(Planted::ReplacedKept);
+        context.close_all(if resigns || context.has(Planted::LeaveAsEnd) { ENDED } else { LEFT });
         if let (Stage::Working(working), true) = (&self.stage, context.has(Planted::SessionKept)) {
             self.kept = Some(working.inbox().clone());
         }
@@ -206,7 +212,7 @@ impl Process {
         if let (Stage::Working(working), true) = (&self.stage, context.plan.elastic.is_some()) {
             let once_more = matches!(&self.program, Program::Training(training) if training.is_meeting());
             let is_fixed = context.plan.elastic.is_some_and(|elastic| elastic.least == context.plan.most());
-            let known = working.known_workers(once_more || is_fixed);
+            let known = working.known_workers(once_more || is_fixed, replaced);
             self.present = known.present.clone();
             self.expected = known.expected(context.plan.most());
             self.owed =
@@ -214,6 +220,10 @@ impl Process {
             if working.is_supplanted() && !context.has(Planted::SupplantedKept) {
                 self.claim = Claim::default();
             }
+        }
+        if resigns {
+            // Spares take precedence over it.
+            self.claim = Claim::default();
         }
         self.until = match &self.program {
             Program::Training(training) => training.until(),

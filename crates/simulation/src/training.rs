@@ -43,6 +43,10 @@ pub struct Training {
     told: u64,
     /// The number of waiting workers that this worker reported in its last call to begin a step.
     waiting: u64,
+    /// The rank of the worker that this worker has proposed to replace in that call; 0 if it has proposed nothing.
+    proposed: u64,
+    /// The rank of the worker whose place a spare takes in the next rendezvous; `None` if there is none.
+    replaced: Option<usize>,
     /// The deadline for the next rendezvous and the agreement after it; `None` if no call has failed, and no worker has
     /// been waiting to join, since the last agreement.
     until: Option<Duration>,
@@ -97,6 +101,11 @@ impl Training {
         self.spare = true;
     }
 
+    /// Removes and returns the rank of the worker whose place a spare takes in the next rendezvous.
+    pub fn take_replaced(&mut self) -> Option<usize> {
+        self.replaced.take()
+    }
+
     fn counters(&self) -> Counters {
         Counters { steps: self.steps, ..self.updates.counters() }
     }
@@ -121,7 +130,8 @@ impl Training {
             }
         }
         let (begun, spare) = (self.begun, self.spare && !self.begun);
-        let mut mine = Report { begun, spare, agreed: self.agreed, counters: self.counters(), torn };
+        let mut mine =
+            Report { begun, spare, agreed: self.agreed, counters: self.counters(), torn, share: None };
         if context.has(Planted::FurthestIgnored) {
             mine.counters.updates = 1;
         }
@@ -240,25 +250,43 @@ impl Training {
         }
         self.updates.begin(self.steps);
         self.waiting = working.waiting(context) as u64;
-        let mine = [self.steps, working.next_number(RUN), self.waiting].map(u64::to_le_bytes).concat();
+        self.proposed = self.propose(working, context);
+        let mine = [self.steps, working.next_number(RUN), self.waiting, self.proposed];
+        let mine = mine.map(u64::to_le_bytes).concat();
         say(working, context, self.steps, Operation::Run, "", timeout, |_| mine.clone().into());
         Go::On
+    }
+
+    /// Returns the rank of the worker that this worker proposes to replace before the next step; 0 if it proposes
+    /// nothing. Only a worker that holds the connection to a spare makes a proposal.
+    fn propose(&self, working: &Working, context: &Context<'_>) -> u64 {
+        let (world, script) = (working.world, &context.plan.script);
+        let course = context.plan.course.as_ref().filter(|_| working.has_spare());
+        let proposed = course
+            .and_then(|course| course.replaces(script, working.generation, world.workers(), self.steps));
+        proposed.filter(|rank| *rank != world.worker()).unwrap_or(0) as u64
     }
 
     fn is_at_the_end(&self, context: &Context<'_>) -> bool {
         context.plan.course.as_ref().is_none_or(|course| self.steps >= course.steps)
     }
 
-    /// Begins the step that all workers have agreed to begin, or a rendezvous if other workers are waiting to join.
+    /// Begins the step that all workers have agreed to begin, or a rendezvous if other workers are waiting to join or a
+    /// spare takes the place of a worker.
     fn begun(&mut self, working: &mut Working, context: &mut Context<'_>, bodies: &[Bytes]) -> Go {
         let (mut number, mut waiting) = (working.next_number(RUN), self.waiting);
+        let mut proposed = vec![0; working.world.workers()];
+        proposed[working.world.worker()] = self.proposed;
         for (from, body) in bodies.iter().enumerate().filter(|(from, _)| *from != working.world.worker()) {
             let theirs: Vec<_> =
                 body.as_chunks().0.iter().map(|number| u64::from_le_bytes(*number)).collect();
             match theirs[..] {
-                [steps, theirs, more] if steps == self.steps => {
+                [steps, theirs, more, replaces] if steps == self.steps => {
                     number = number.max(theirs);
                     waiting += more;
+                    if !context.has(Planted::ProposalUnheard) {
+                        proposed[from] = replaces;
+                    }
                 }
                 ref other => {
                     context.broken(format!("is at step {}, and worker {from} at {other:?}", self.steps))
@@ -267,6 +295,17 @@ impl Training {
         }
         if waiting > 0 && !context.has(Planted::WaitingIgnored) {
             context.note(|| format!("{waiting} wait to take part"));
+            self.until.get_or_insert(context.now() + patience(context));
+            return Go::Meet;
+        }
+        // INV-113
+        self.replaced = proposed.into_iter().find(|rank| *rank > 0).map(|rank| rank as usize);
+        let place = self.replaced.and_then(|rank| working.places().get(rank).copied());
+        if context.plan.faults.is_empty() {
+            context.checks.decided((working.generation, self.steps), place);
+        }
+        if let Some(place) = place {
+            context.note(|| format!("a spare takes the place of worker {place}"));
             self.until.get_or_insert(context.now() + patience(context));
             return Go::Meet;
         }

@@ -163,6 +163,11 @@ impl Working {
         self.waiting_processes.set_spares(self.spares.values().copied().collect());
     }
 
+    /// Returns whether this worker holds the connection to a spare, and no worker waits for the next world.
+    pub fn has_spare(&self) -> bool {
+        !self.waiting_processes.spares().is_empty() && self.waiting_processes.count() == 0
+    }
+
     /// Returns the cluster indices of the world's workers.
     pub fn places(&self) -> &[usize] {
         &self.places
@@ -190,8 +195,8 @@ impl Working {
     }
 
     /// Returns the workers that this one knows at the next rendezvous, as cluster indices. If `present` is `true`, lost
-    /// workers are excluded.
-    pub fn known_workers(&self, present: bool) -> KnownWorkers {
+    /// workers are excluded. The worker whose rank is `leaving` has been replaced by a spare.
+    pub fn known_workers(&self, present: bool, leaving: Option<usize>) -> KnownWorkers {
         let mut known = KnownWorkers {
             waiting: self.waiting_processes.positions(),
             supplanted: self.is_supplanted(),
@@ -199,7 +204,9 @@ impl Working {
         };
         for (worker, place) in self.places.iter().enumerate() {
             match self.inbox.lost(worker).as_deref() {
-                None | Some(LEFT) => known.present.insert(*place),
+                Some(LEFT) => known.present.insert(*place),
+                _ if leaving == Some(worker) => false,
+                None => known.present.insert(*place),
                 Some(_) => !present && known.lost.insert(*place),
             };
         }

@@ -223,8 +223,8 @@ pub enum Error {
         /// A message that names variables and workers, and describes a remedy.
         reason: String,
     },
-    /// New workers are waiting to join, and the step has not begun on any worker. It can be run after the group has
-    /// re-formed.
+    /// New workers are waiting to join, or a spare takes the place of a slow worker, and the step has not begun on any
+    /// worker. It can be run after the group has re-formed.
     #[error(
         "run: before step {step}, {waiting} more worker{} to participate; make steps with Training::run, or pass this \
          error to Training::recover, which admits them",

@@ -4,7 +4,7 @@ use distribute_cluster::{Address, World};
 use distribute_net::{Mesh, Message, PartialMessage, PollOutcome, Region, Transport};
 use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
@@ -20,6 +20,8 @@ pub(super) struct ReformableLinks {
     distant: AtomicU64,
     /// The longest time by which the shutdown wait of the current mesh was extended, in milliseconds.
     longest_wait: AtomicU64,
+    /// Whether this worker has resigned from the current world.
+    resigned: AtomicBool,
 }
 
 /// The positions and addresses of the workers of a world.
@@ -42,7 +44,8 @@ impl ReformableLinks {
         let generation = AtomicU64::new(mesh.generation());
         let world = RwLock::new((mesh.world(), WorkerLocations::of(&mesh)));
         let distant = AtomicU64::new(distant(&mesh));
-        Self { mesh: RwLock::new(Some(mesh)), world, generation, distant, longest_wait: AtomicU64::new(0) }
+        let (longest_wait, resigned) = Default::default();
+        Self { mesh: RwLock::new(Some(mesh)), world, generation, distant, longest_wait, resigned }
     }
 
     /// Creates the links of a spare, which is in no world yet. `world` is returned as its world until it joins one, and
@@ -50,8 +53,9 @@ impl ReformableLinks {
     pub fn spare(world: World, generation: u64) -> Self {
         let locations = WorkerLocations { positions: Vec::new(), addresses: Vec::new() };
         let world = RwLock::new((world, Arc::new(locations)));
-        let (distant, longest_wait) = Default::default();
-        Self { mesh: RwLock::new(None), world, generation: AtomicU64::new(generation), distant, longest_wait }
+        let (distant, longest_wait, resigned) = Default::default();
+        let generation = AtomicU64::new(generation);
+        Self { mesh: RwLock::new(None), world, generation, distant, longest_wait, resigned }
     }
 
     /// Returns whether this process is a spare that has been in no world yet.
@@ -68,8 +72,20 @@ impl ReformableLinks {
         drop(left);
     }
 
+    /// Reports to the other workers that this one has exited, although it takes part in the next rendezvous.
+    pub fn resign(&self) {
+        self.resigned.store(true, Ordering::Relaxed);
+        self.close();
+    }
+
+    /// Returns whether this worker has resigned from the current world.
+    pub fn has_resigned(&self) -> bool {
+        self.resigned.load(Ordering::Relaxed)
+    }
+
     /// Sets the links of the next world.
     pub fn replace_mesh(&self, mesh: Mesh) {
+        self.resigned.store(false, Ordering::Relaxed);
         self.generation.store(mesh.generation(), Ordering::Relaxed);
         let world = (mesh.world(), WorkerLocations::of(&mesh));
         *self.world.write().unwrap_or_else(PoisonError::into_inner) = world;
@@ -87,6 +103,13 @@ impl ReformableLinks {
     /// Returns the current world, or the previous one while the group re-forms.
     pub fn world(&self) -> World {
         self.world.read().unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// Sets the number of logical replicas of a worker in the current world, until the group re-forms. Does nothing if
+    /// the world cannot have this share.
+    pub fn set_share(&self, worker: usize, replicas: usize) {
+        let mut world = self.world.write().unwrap_or_else(PoisonError::into_inner);
+        world.0 = world.0.with_share(worker, replicas).unwrap_or(world.0);
     }
 
     /// Returns the positions and addresses of the workers of the current world, or of the previous one while the group

@@ -10,6 +10,7 @@ use crate::sync::Mutex;
 use distribute_cluster::{Process, RecordedCall, Task, World};
 use distribute_net::{JoinError, KnownWorkers, LEFT, Message, NativeSum, Rendezvous, Transport};
 
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 
@@ -202,6 +203,35 @@ impl Group {
     pub fn spares(&self) -> usize {
         let waiting = self.reformable.as_ref().map_or(0, |links| links.waiting_positions().len());
         waiting.saturating_sub(self.waiting())
+    }
+
+    /// Returns the positions in the cluster of the spares that wait until a worker is lost. The result is empty on all
+    /// workers but the leader, and if a process waits that is not a spare.
+    pub fn spare_positions(&self) -> BTreeSet<usize> {
+        let links = self.reformable.as_ref().filter(|links| links.waiting() == 0);
+        links.map(|links| links.waiting_positions()).unwrap_or_default()
+    }
+
+    /// Returns the position in the cluster of each worker, by rank. The result is empty if the group cannot re-form.
+    pub fn positions(&self) -> Vec<usize> {
+        self.reformable.as_ref().map(|links| links.locations().positions.clone()).unwrap_or_default()
+    }
+
+    /// Sets the number of logical replicas of a worker, until the group re-forms. The others share the rest evenly. All
+    /// workers must make this call at the same point. Does nothing if the world cannot have this share.
+    pub fn set_share(&self, worker: usize, replicas: usize) {
+        self.reformable.iter().for_each(|links| links.set_share(worker, replicas));
+    }
+
+    /// Leaves this worker's position to a spare: reports to the other workers that this one has exited. In the next
+    /// rendezvous it should take part like a process that has just started.
+    pub fn resign(&self) {
+        self.reformable.iter().for_each(|links| links.resign());
+    }
+
+    /// Returns whether this worker has [resigned](Self::resign) from the current world.
+    pub fn has_resigned(&self) -> bool {
+        self.reformable.as_ref().is_some_and(|links| links.has_resigned())
     }
 
     /// Returns the workers to consider when the group re-forms, by their cluster positions: the workers of the current

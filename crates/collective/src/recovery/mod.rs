@@ -29,7 +29,7 @@ pub mod state_transfer;
 pub mod updates;
 
 pub use recovery_limit::RecoveryLimit;
-pub use report::Report;
+pub use report::{Report, Share};
 pub use shard_transfer::ShardTransfer;
 pub use state_transfer::StateTransfer;
 pub use updates::{Counters, Updates};

@@ -25,6 +25,27 @@ pub struct Report {
     /// The reason why the worker's state is incomplete; `None` if it is complete. An incomplete state has only some of
     /// the updates of a step, or of those between two steps.
     pub torn: Option<String>,
+    /// The number of logical replicas of a worker on which the workers had decided before; `None` if they had not, or
+    /// if this worker does not know it.
+    pub share: Option<Share>,
+}
+
+/// A decision of all workers that one of them has another number of logical replicas than an even share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Share {
+    /// The position of the worker in the cluster.
+    pub position: usize,
+    /// The number of its replicas.
+    pub replicas: usize,
+    /// The number of workers for which this was decided.
+    pub workers: usize,
+}
+
+/// Returns the decision on shares if all workers report the same one, so that none of them is new. Otherwise shares are
+/// even.
+pub fn common_share(reports: &[Report]) -> Option<Share> {
+    let first = reports.first()?.share.filter(|share| share.workers == reports.len())?;
+    reports.iter().all(|report| report.share == Some(first)).then_some(first)
 }
 
 /// The decision that all workers derive from the same reports.
@@ -109,9 +130,29 @@ fn transfer(reports: &[Report], source: usize, has_it: impl Fn(usize, &Report) -
 mod tests {
     use super::*;
 
+    // INV-114
+    #[test]
+    fn shares_are_even_unless_all_workers_know_the_decision() {
+        let share = Some(Share { position: 4, replicas: 1, workers: 3 });
+        let report = |share| Report { share, ..at(1) };
+        assert_eq!(common_share(&[report(share), report(share), report(share)]), share);
+        let other = Some(Share { position: 4, replicas: 2, workers: 3 });
+        for reports in [
+            &[share, share, None][..],
+            &[None, share, share],
+            &[share, other, share],
+            &[share, share],
+            &[None],
+            &[],
+        ] {
+            let reports: Vec<_> = reports.iter().map(|share| report(*share)).collect();
+            assert_eq!(common_share(&reports), None, "{reports:?}");
+        }
+    }
+
     fn at(updates: u64) -> Report {
         let counters = Counters { updates, steps: updates, variables: 4, ..Counters::default() };
-        Report { begun: true, spare: false, agreed: 3, counters, torn: None }
+        Report { begun: true, spare: false, agreed: 3, counters, torn: None, share: None }
     }
 
     fn written(updates: u64, written: u64) -> Report {
@@ -121,7 +162,7 @@ mod tests {
 
     fn started() -> Report {
         let counters = Counters { variables: 6, ..Counters::default() };
-        Report { begun: false, spare: false, agreed: 0, counters, torn: None }
+        Report { begun: false, spare: false, agreed: 0, counters, torn: None, share: None }
     }
 
     fn spare() -> Report {

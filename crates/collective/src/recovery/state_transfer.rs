@@ -1,7 +1,7 @@
 //! The rounds in which the workers of a re-formed group agree on the state of training, and transfer it to those that
 //! need it.
 
-use super::report::{Decision, decide};
+use super::report::{Decision, Share, common_share, decide};
 use super::rounds::{CHUNK, agree, decode_all, encode, to_wire};
 pub use super::rounds::{Failure, Round};
 use super::{Counters, Report};
@@ -28,6 +28,7 @@ struct Plan {
     source: usize,
     receivers: Vec<usize>,
     counters: Counters,
+    share: Option<Share>,
 }
 
 #[derive(Debug)]
@@ -71,6 +72,8 @@ pub struct Agreed {
     pub source: usize,
     /// The counters from which all workers continue.
     pub counters: Counters,
+    /// The number of logical replicas of one of them; `None` if their shares are even.
+    pub share: Option<Share>,
 }
 
 impl<E: Display> StateTransfer<E> {
@@ -140,8 +143,8 @@ impl<E: Display> StateTransfer<E> {
                 Ok(self.chunks(image, length, at + self.chunk, received))
             }
             Stage::Outcomes(received) => agree(self.world, bodies, received, |()| ()).map(|_| {
-                let Plan { source, counters, .. } = self.plan;
-                Stage::Over(Some(Ok(Some(Agreed { source, counters }))))
+                let Plan { source, counters, share, .. } = self.plan;
+                Stage::Over(Some(Ok(Some(Agreed { source, counters, share }))))
             }),
             other => Ok(other),
         };
@@ -174,7 +177,7 @@ impl<E: Display> StateTransfer<E> {
             Decision::Torn(worker, reason) => return Stage::Over(Some(Err(Failure::Torn(worker, reason)))),
             Decision::Transfer { source, receivers, counters } => (source, receivers, counters),
         };
-        self.plan = Plan { source, receivers, counters };
+        self.plan = Plan { source, receivers, counters, share: common_share(reports) };
         match () {
             () if self.plan.receivers.is_empty() => Stage::Outcomes(Ok(())),
             () if self.world.worker() == source => Stage::Provide,
@@ -199,7 +202,7 @@ mod tests {
 
     fn at(updates: u64) -> Report {
         let counters = Counters { updates, steps: updates, ..Counters::default() };
-        Report { begun: updates > 0, spare: false, agreed: 1, counters, torn: None }
+        Report { begun: updates > 0, spare: false, agreed: 1, counters, torn: None, share: None }
     }
 
     type Ended = Result<Option<Agreed>, Failure<String>>;
@@ -249,7 +252,7 @@ mod tests {
         let ends = hand_over(&[at(7), at(0), at(8)], &mut states, None);
         assert_eq!(states, ["the eighth"; 3]);
         let counters = at(8).counters;
-        assert_eq!(ends, [Agreed { source: 2, counters }; 3].map(|agreed| Ok(Some(agreed))));
+        assert_eq!(ends, [Agreed { source: 2, counters, share: None }; 3].map(|agreed| Ok(Some(agreed))));
     }
 
     #[test]
@@ -265,7 +268,10 @@ mod tests {
         let spare = Report { spare: true, ..at(0) };
         let ends = hand_over(&[at(0), spare], &mut states, None);
         assert_eq!(states, ["restored"; 2]);
-        assert_eq!(ends, [Agreed { source: 0, counters: at(0).counters }; 2].map(|agreed| Ok(Some(agreed))));
+        assert_eq!(
+            ends,
+            [Agreed { source: 0, counters: at(0).counters, share: None }; 2].map(|agreed| Ok(Some(agreed)))
+        );
     }
 
     #[test]

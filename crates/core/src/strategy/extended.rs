@@ -1,7 +1,9 @@
 //! [`StrategyExtended`], the trait that authors of strategies implement.
 
 use super::threads::unpinned;
-use super::{CommunicationOptions, CrossDeviceOps, LocalSteps, Strategy, Threads, VariablePlacement};
+use super::{
+    CommunicationOptions, CrossDeviceOps, LocalSteps, StragglerPolicy, Strategy, Threads, VariablePlacement,
+};
 use distribute_base::{DeviceName, Error, Result};
 use distribute_cluster::deadline::DEFAULT_TIMEOUT;
 use distribute_cluster::resolver::ClusterResolver;
@@ -121,6 +123,12 @@ pub trait StrategyExtended: Debug + Send + Sync + 'static {
     /// numbers of [`elastic`](Self::elastic) do not include them.
     fn spares(&self) -> usize {
         0
+    }
+
+    /// Returns the reaction to a worker that makes the others wait; [`StragglerPolicy::Warn`] by default. All workers
+    /// must return the same one.
+    fn straggler_policy(&self) -> StragglerPolicy {
+        StragglerPolicy::Warn
     }
 
     /// Leaves the current world because a worker failed or timed out, or because new workers want to join.

@@ -9,6 +9,7 @@
 //! | `workers`, `cross_worker`, `agreement` | communication with other workers; combining values; sharing results and errors |
 //! | `wire` | records that workers exchange |
 //! | `rejoin` | re-forming the group |
+//! | `remedies` | the remedies for slow workers |
 //! | `steps` | the counters of steps, updates and steps trained alone; statistics of steps, for monitoring |
 //! | `step_meter` | the times of each worker's steps |
 //! | `warn_single` | the warning that a process trains alone although it was started as one of several |
@@ -22,6 +23,7 @@ mod default;
 mod devices;
 mod extended;
 mod rejoin;
+mod remedies;
 mod step_meter;
 mod step_stats;
 mod steps;
@@ -48,7 +50,7 @@ pub use distribute_cross_device::{
 };
 #[doc(inline)]
 pub use distribute_decisions::{
-    LocalSteps, Outer, Straggler, StragglerCause, VariablePlacement, WorkerTimes,
+    LocalSteps, Outer, Straggler, StragglerCause, StragglerPolicy, VariablePlacement, WorkerTimes,
 };
 pub use distribute_tensor::{Compression, Wire};
 pub use extended::CHECK_DRIFT_EVERY;

@@ -138,7 +138,8 @@ impl Strategy {
 
     /// Leaves the world in which a worker failed, and waits for the next rendezvous. Does not wait for workers that are
     /// known to exit or, if spares may replace them, for the workers in `lost`, even if this process is still connected
-    /// to these. Discards the workers' decision about a notice. Calls with the new workers are possible after this
+    /// to these. If a spare takes the place of this worker, waits until it is needed again. Discards the workers'
+    /// decision about a notice. Calls with the new workers are possible after this
     /// process [has caught up](Self::finish_catching_up). See
     /// [`StrategyExtended::rejoin`](super::StrategyExtended::rejoin) for `once_more`. Returns `None` if the group
     /// cannot re-form.
@@ -152,6 +153,7 @@ impl Strategy {
         if extended.spares() > 0 && is_fixed {
             leaving.extend_from_slice(lost);
         }
+        self.follow_remedy(&mut leaving);
         let met = extended.rejoin(patience, &leaving, once_more)?;
         if met.is_ok() {
             self.begin_catching_up();

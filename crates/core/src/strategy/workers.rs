@@ -1,6 +1,7 @@
 //! A strategy's communication with the other workers: at the beginning of a step, and in calls that are made
 //! once for all local replicas.
 
+use super::remedies::StragglerRemedies;
 use super::{Strategy, VariablePlacement};
 use bytes::Bytes;
 use distribute_base::internal::lock;
@@ -28,6 +29,8 @@ pub(super) struct Workers {
     survives: AtomicBool,
     /// Whether the program has created a `Training`.
     has_training: AtomicBool,
+    /// The remedies for stragglers.
+    pub(super) remedies: Mutex<StragglerRemedies>,
 }
 
 impl Workers {

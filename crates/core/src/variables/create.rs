@@ -210,18 +210,16 @@ fn place(strategy: &Strategy, name: &str, purpose: Purpose) -> Result<Placement>
 }
 
 // INV-88
-/// Returns an error for an ON_READ variable if workers with logical replicas may be lost. A lost worker would take its
-/// copies along, so the result of the training would depend on it. Aggregation SUM is permitted, because such variables
-/// are counters of metrics.
+/// Returns an error for an ON_READ variable if workers with logical replicas may be lost, or may get other replicas. A
+/// lost worker would take its copies along, so the result of the training would depend on it. Aggregation SUM is
+/// permitted, because such variables are counters of metrics.
 fn require_restorable(
     strategy: &Strategy,
     name: &str,
     kind: VariableKind,
     aggregation: VariableAggregation,
 ) -> Result<()> {
-    let may_be_lost =
-        strategy.extended().elastic().is_some() && strategy.world().logical_replicas().is_some();
-    if !may_be_lost || kind != VariableKind::OnRead || aggregation == VariableAggregation::Sum {
+    if !strategy.changes_shares() || kind != VariableKind::OnRead || aggregation == VariableAggregation::Sum {
         return Ok(());
     }
     let reason = format!(

@@ -92,11 +92,14 @@ pub enum Scenario {
     /// Like `Rows`, but connections to servers break, responses are lost, and workers are killed and start again from
     /// a checkpoint.
     RowsLost,
+    /// Workers of a training run are slow, and spares take their places. In half of the plans, workers and spares are
+    /// also killed.
+    SparesSlow,
 }
 
 impl Scenario {
     /// All scenarios.
-    pub const ALL: [Scenario; 33] = [
+    pub const ALL: [Scenario; 34] = [
         Scenario::Starts,
         Scenario::Twins,
         Scenario::Joining,
@@ -130,6 +133,7 @@ impl Scenario {
         Scenario::SparesStorm,
         Scenario::Rows,
         Scenario::RowsLost,
+        Scenario::SparesSlow,
     ];
 
     /// Simulates the plan that is derived from a seed. The history is only recorded if `kept` is `true`.
@@ -162,7 +166,8 @@ impl Scenario {
         let mut draw = self.draw(seed);
         let seed = draw.bits();
         let is_crowd = matches!(self, Scenario::Crowd | Scenario::TrainCrowd);
-        let has_spares = matches!(self, Scenario::SparesKilled | Scenario::SparesStorm);
+        let has_spares =
+            matches!(self, Scenario::SparesKilled | Scenario::SparesStorm | Scenario::SparesSlow);
         let least = if has_spares { 3 } else { 2 };
         let workers = if is_crowd { 64 } else { least + draw.below(5) };
         let script = Script {
@@ -337,7 +342,9 @@ impl Scenario {
             | Scenario::ElasticKilled
             | Scenario::ElasticLeader
             | Scenario::ElasticStorm => elastic::disturb(self, plan, draw),
-            Scenario::SparesKilled | Scenario::SparesStorm => spares::disturb(self, plan, draw),
+            Scenario::SparesKilled | Scenario::SparesStorm | Scenario::SparesSlow => {
+                spares::disturb(self, plan, draw);
+            }
             _ => trainings::disturb(self, plan, draw),
         }
     }

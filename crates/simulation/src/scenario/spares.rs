@@ -28,7 +28,15 @@ pub(super) fn disturb(scenario: Scenario, plan: &mut Plan, draw: &mut SplitMix) 
     }
     let latest = of(draw, &[300, 5_000]) as usize;
     plan.starts = (0..workers).map(|_| ms(draw.below(latest) as u64)).collect();
-    if scenario == Scenario::SparesKilled {
+    if scenario == Scenario::SparesSlow {
+        if let Some(course) = &mut plan.course {
+            course.replacements = 10;
+        }
+        if draw.below(2) == 0 {
+            return;
+        }
+    }
+    if scenario != Scenario::SparesStorm {
         for _ in 0..1 + draw.below(5) {
             let when = sometime(draw, plan);
             plan.faults.push((when, Fault::Kill(draw.below(workers))));

@@ -114,6 +114,7 @@ pub(super) fn train(plan: &mut Plan, draw: &mut SplitMix, kinds: &[&[bool]]) {
         patience: Duration::from_secs(300),
         breaks: of(draw, &[0, 5, 30]),
         longest_break: ms(of(draw, &[1_000, 20_000])),
+        replacements: 0,
     });
 }
 

@@ -297,6 +297,7 @@ impl Simulation {
     /// Checks the world of a process that has just joined it, and records the highest generation. Does nothing for
     /// other processes. The rules:
     /// - The number of members is within the limits of the plan.
+    /// - If a spare takes the place of a worker, that worker is not in the next world (only in plans without faults).
     /// - No other process of the same worker is working in the same generation.
     /// - In plans with [`Certain::NobodyLate`], the world contains the live workers that were waiting for it
     ///   ([`Process::owed`]), unless it is full.
@@ -321,6 +322,12 @@ impl Simulation {
                 process.name,
                 working.places()
             ));
+        }
+        // INV-113
+        let checks = &self.surroundings.checks;
+        let is_replaced = |place: &&usize| checks.is_replaced_in(process.generation, **place);
+        if let Some(place) = working.places().iter().find(is_replaced) {
+            wrong.push(format!("{} is in a world with worker {place}, which was replaced", process.name));
         }
         // INV-100
         let most = self.surroundings.plan.most();

@@ -36,6 +36,8 @@ fn finds(planted: Planted) -> Scenario {
         Planted::LeastIgnored => Scenario::ElasticStarts,
         Planted::MostIgnored => Scenario::SparesKilled,
         Planted::SparesCounted => Scenario::SparesKilled,
+        Planted::ReplacedKept => Scenario::SparesSlow,
+        Planted::ProposalUnheard => Scenario::SparesSlow,
         Planted::TableOfAll => Scenario::ElasticStarts,
         Planted::DealtAsBefore => Scenario::ElasticStarts,
         Planted::WaitingIgnored => Scenario::ElasticStarts,

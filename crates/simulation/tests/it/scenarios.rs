@@ -30,7 +30,7 @@ macro_rules! scenarios {
     };
 }
 
-// INV-2, INV-25, INV-31, INV-34, INV-42, INV-43, INV-60, INV-61, INV-87, INV-100, INV-102, INV-110
+// INV-2, INV-25, INV-31, INV-34, INV-42, INV-43, INV-60, INV-61, INV-87, INV-100, INV-102, INV-110, INV-113
 scenarios! {
     any_order_of_starts: Starts, 200, false;
     a_worker_that_is_started_twice: Twins, 200, false;
@@ -65,6 +65,7 @@ scenarios! {
     all_of_it_with_spares: SparesStorm, 200, true;
     rows_that_are_cached_and_prefetched: Rows, 200, false;
     rows_that_are_lost: RowsLost, 200, true;
+    slow_workers_that_are_replaced: SparesSlow, 200, true;
 }
 
 #[test]

@@ -13,7 +13,7 @@ use distribute_cluster::resolver::{self, ClusterResolver};
 use distribute_cluster::{ClusterError, Job, ReplicaCount, World};
 use distribute_collective::group::Group;
 use distribute_core::internal::{CHECK_DRIFT_EVERY, check_count, prepare, resolve, warn_single};
-use distribute_core::strategy::{Checksums, Compression, LocalSteps};
+use distribute_core::strategy::{Checksums, Compression, LocalSteps, StragglerPolicy};
 use distribute_core::{CommunicationImplementation, CommunicationOptions, Strategy};
 use distribute_net::{Credentials, SharedMemory};
 use std::time::Duration;
@@ -52,6 +52,7 @@ pub struct MultiWorkerMirroredStrategyBuilder {
     pub(super) local_steps: Option<LocalSteps>,
     min_workers: Option<usize>,
     pub(super) spares: Option<usize>,
+    pub(super) stragglers: StragglerPolicy,
     shrink_after: Option<Duration>,
     tables: TableOptions,
     /// The settings of the parameter servers that store tables, if the caller has set the group.
@@ -445,7 +446,7 @@ impl MultiWorkerMirroredStrategyBuilder {
             elastic.min_workers < world.workers(),
             self.tables.hosts != TableHosts::Mirrored,
         )?;
-        let replicas = largest_share(world, elastic.min_workers);
+        let replicas = largest_share(world, elastic.min_workers, self.stragglers);
         let devices = devices.map_or_else(|| cpus(replicas), Ok)?;
         // Before threads are started.
         prepare(replicas);
@@ -468,6 +469,7 @@ impl MultiWorkerMirroredStrategyBuilder {
                     checksums: checksums.checksums(),
                     timeout: self.join_timeout,
                     tables: self.tables.clone(),
+                    stragglers: self.stragglers,
                 })
             }
             _ => None,
@@ -484,6 +486,7 @@ impl MultiWorkerMirroredStrategyBuilder {
         let worker = MultiWorker::new(devices, group, options)?;
         Strategy::new(MultiWorker {
             resolver: Some(resolver),
+            stragglers: self.stragglers,
             joining,
             check_drift_every,
             compression: self.compression,

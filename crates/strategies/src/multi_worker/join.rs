@@ -6,6 +6,7 @@ use distribute_base::{Error, Result};
 use distribute_cluster::deadline::DEFAULT_TIMEOUT;
 use distribute_cluster::{Address, ClusterError, Deadline, Stopwatch, Task, World};
 use distribute_collective::group::{Checksums, Group};
+use distribute_core::strategy::StragglerPolicy;
 use distribute_log::info_or_stderr;
 use distribute_net::{Claim, Credentials, JoinError, Quorum, Rendezvous, SharedMemory};
 use std::collections::BTreeSet;
@@ -42,6 +43,8 @@ pub(super) struct JoinSettings {
     pub timeout: Option<Duration>,
     /// The location of tables, which must be the same on all workers.
     pub tables: TableOptions,
+    /// The reaction to stragglers, which must be the same on all workers.
+    pub stragglers: StragglerPolicy,
 }
 
 impl JoinSettings {
@@ -99,7 +102,9 @@ impl JoinSettings {
         let known = group.known_workers(present, leaving);
         let present = known.present.clone();
         let quorum = self.quorum(known.expected(self.max_workers), present);
-        let claim = if group.is_supplanted() { Claim::default() } else { Claim::after(group.generation()) };
+        // After it has resigned, spares take precedence over it.
+        let starts = group.is_supplanted() || group.has_resigned();
+        let claim = if starts { Claim::default() } else { Claim::after(group.generation()) };
         let spare_of = self.try_until(deadline, claim, &quorum, |rendezvous| {
             match group.rejoin(rendezvous.returns_spare(true)) {
                 Err(JoinError::Spare { generation }) => Ok(Some(generation)),
@@ -206,8 +211,12 @@ impl JoinSettings {
             .tasks(self.tasks.clone())
             .job(self.job.clone())
             .agree_on(
-                format!("{version}, {minimum} at least, {spares} spares, {tables:?}, {replicas:?}, checksums {checksums}")
-                    .as_bytes(),
+                format!(
+                    "{version}, {minimum} at least, {spares} spares, {tables:?}, {replicas:?}, checksums {checksums}, \
+                     {:?}",
+                    self.stragglers
+                )
+                .as_bytes(),
             )
             .quorum(quorum)
             .credentials(self.credentials.clone())

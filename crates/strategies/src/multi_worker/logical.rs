@@ -3,7 +3,7 @@
 use super::builder::MultiWorkerMirroredStrategyBuilder;
 use distribute_base::{Error, Result};
 use distribute_cluster::{ReplicaCount, World};
-use distribute_core::strategy::Compression;
+use distribute_core::strategy::{Compression, StragglerPolicy};
 
 const OPERATION: &str = "MultiWorkerMirroredStrategy";
 
@@ -76,9 +76,14 @@ pub(super) fn require_no_feedback(replicas: ReplicaCount, compression: Compressi
 
 /// Returns the largest number of replicas that a worker of `all` may have, if the number of workers may fall to
 /// `min_workers`.
-pub(super) fn largest_share(all: World, min_workers: usize) -> usize {
+pub(super) fn largest_share(all: World, min_workers: usize, stragglers: StragglerPolicy) -> usize {
+    let rebalances = matches!(stragglers, StragglerPolicy::Rebalance { .. });
     match all.count() {
         ReplicaCount::PerWorker(replicas) => replicas,
+        // One of the workers may have a single replica.
+        ReplicaCount::Total(replicas) if rebalances && min_workers > 1 => {
+            replicas.saturating_sub(1).div_ceil(min_workers - 1)
+        }
         ReplicaCount::Total(_) if min_workers >= all.workers() => all.replicas(),
         ReplicaCount::Total(replicas) => replicas.div_ceil(min_workers.max(1)),
     }
@@ -87,6 +92,7 @@ pub(super) fn largest_share(all: World, min_workers: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     #[test]
     fn no_worker_ever_has_more_than_the_largest_share() {
@@ -100,7 +106,17 @@ mod tests {
                         |(workers, worker)| World::logical(workers, worker, replicas).unwrap().replicas();
                     let worlds = (min..=workers).flat_map(|now| (0..now).map(move |rank| (now, rank)));
                     let most = worlds.map(share).max().unwrap();
-                    let found = largest_share(all, min);
+                    let found = largest_share(all, min, StragglerPolicy::Warn);
+                    let shares =
+                        |now: usize| (0..now).flat_map(move |it| (1..=replicas).map(move |of| (now, it, of)));
+                    let shared =
+                        (min..=workers).flat_map(shares).filter(|(now, _, of)| *of <= replicas / now);
+                    let shared = shared.filter_map(|(now, it, of)| {
+                        let world = World::logical(now, 0, replicas).unwrap().with_share(it, of)?;
+                        (0..now).map(|worker| world.replicas_of(worker).len()).max()
+                    });
+                    let rebalance = StragglerPolicy::Rebalance { after: Duration::ZERO };
+                    assert!(shared.max() <= Some(largest_share(all, min, rebalance)));
                     if min == workers {
                         assert_eq!(found, all.replicas());
                     } else {

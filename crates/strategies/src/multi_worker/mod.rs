@@ -8,7 +8,7 @@
 //! | `elastic` | the minimum number of workers in elastic training, and the number of spares |
 //! | `local_steps` | steps that each worker trains alone |
 //! | `logical` | logical replicas, which the workers share |
-//! | `spares` | processes that wait until a worker is lost |
+//! | `spares` | processes that wait until a worker is lost, or is too slow |
 //! | `on_threads` | workers that are threads of one process |
 //! | `table_options`, `tables` | the location of tables; tables that the workers store together |
 
@@ -30,7 +30,7 @@ use distribute_base::{DeviceName, Result};
 use distribute_cluster::resolver::ClusterResolver;
 use distribute_collective::group::Group;
 use distribute_core::internal::CHECK_DRIFT_EVERY;
-use distribute_core::strategy::{Compression, LocalSteps};
+use distribute_core::strategy::{Compression, LocalSteps, StragglerPolicy};
 use distribute_core::{CommunicationOptions, Strategy, StrategyExtended, Threads, VariablePlacement};
 use distribute_ps_client::{ParameterServers, RowFormat};
 use join::JoinSettings;
@@ -50,6 +50,7 @@ struct MultiWorker {
     group: Option<Group>,
     options: CommunicationOptions,
     resolver: Option<Box<dyn ClusterResolver>>,
+    stragglers: StragglerPolicy,
     /// The settings for another rendezvous; `None` if this process cannot join again.
     joining: Option<JoinSettings>,
     check_drift_every: u64,
@@ -72,6 +73,7 @@ impl MultiWorker {
             group,
             options,
             resolver: None,
+            stragglers: StragglerPolicy::Warn,
             joining: None,
             check_drift_every: CHECK_DRIFT_EVERY,
             compression: Compression::None,
@@ -117,6 +119,9 @@ impl StrategyExtended for MultiWorker {
     }
     fn spares(&self) -> usize {
         self.joining.as_ref().map_or(0, JoinSettings::spares)
+    }
+    fn straggler_policy(&self) -> StragglerPolicy {
+        self.stragglers
     }
     fn rejoin(&self, patience: Duration, leaving: &[usize], once_more: bool) -> Option<Result<()>> {
         if self.tables.is_some() {

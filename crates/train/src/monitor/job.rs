@@ -8,8 +8,8 @@ use distribute_core::Strategy;
 use distribute_core::internal::WeakStrategy;
 use distribute_core::strategy::WorkerTimes;
 use distribute_monitor::{
-    Activity, Coordinator, HotRows, ParameterServer, Prefetch, Progress, Replica, Report, RowCache, Shard,
-    Source, StepTimes, Straggler, Worker, World,
+    Activity, Coordinator, HotRows, ParameterServer, Prefetch, Progress, Replacements, Replica, Report,
+    RowCache, Shard, Source, StepTimes, Straggler, Worker, World,
 };
 use distribute_parameter_server::ClusterCoordinator;
 use distribute_parameter_server::internal::Scheduler;
@@ -148,6 +148,7 @@ impl Source for Job {
                 ..Progress::default()
             },
             straggler: straggler(&strategy, &world),
+            replacements: replacements(&strategy),
             waits: waits::all(&replicas, of_group.as_ref(), coordinator.as_ref()),
             world,
             replicas,
@@ -203,6 +204,12 @@ fn straggler(strategy: &Strategy, world: &World) -> Option<Straggler> {
     let name = world.workers.get(straggler.worker)?.name.clone();
     let why = straggler.cause.to_string();
     Some(Straggler { name, why, seconds: straggler.seconds_per_step, share: straggler.share })
+}
+
+/// Returns a report on the slow workers whose places spares have taken, if there are any.
+fn replacements(strategy: &Strategy) -> Option<Replacements> {
+    let (count, last) = strategy.straggler_replacements();
+    Some(Replacements { count, last: last? })
 }
 
 /// Returns a report on the caches of rows, if this process has read rows through them.

@@ -296,7 +296,9 @@ impl<'a> Training<'a> {
             }
             let steps = self.strategy.steps();
             info_or_stderr(|| {
-                if lost.is_waiting() {
+                if let Some(remedy) = self.strategy.straggler_remedy() {
+                    tracing::info!("after step {steps}, {remedy}");
+                } else if lost.is_waiting() {
                     tracing::info!("the group re-forms after step {steps}: new workers wait to join");
                 } else if self.has_left(&lost) {
                     tracing::info!("the others re-form the group after step {steps}: {lost}");
@@ -386,7 +388,9 @@ impl<'a> Training<'a> {
                 let Self { strategy, parts, begun, unsound, .. } = self;
                 let transfer =
                     StateTransfer { strategy, parts, begun, unsound, heals_drift, session, patience, at };
+                let share = self.strategy.take_share();
                 let source = transfer.run(Report {
+                    share,
                     begun: was_begun,
                     spare: self.spare && !was_begun,
                     agreed,

@@ -63,6 +63,7 @@ impl StateTransfer<'_> {
                 }
                 Next::End(Ok(agreed)) => {
                     if let Some(agreed) = agreed {
+                        agreed.share.into_iter().for_each(|share| self.strategy.apply_share(share));
                         self.strategy.set_counters(agreed.counters);
                         self.strategy.record_transfer(transfer.all_receive());
                     }

@@ -5,7 +5,7 @@ use crate::variables::Digest;
 use distribute_base::{Error, ErrorKind, Result};
 use distribute_cluster::{Fingerprint, Operation, Presence, ReplicaStatus};
 use distribute_collective::group::{Group, Session};
-use distribute_decisions::internal::{Alone, StepTimes, alone_differently};
+use distribute_decisions::internal::{Alone, Remedy, StepTimes, alone_differently};
 use serde::{Deserialize, Serialize};
 use std::panic::Location;
 use std::sync::Arc;
@@ -27,9 +27,9 @@ impl Strategy {
     ///
     /// This is a call between steps, so it fails immediately if a worker makes a different call. The step itself has a
     /// separate session. A step that has not begun on all workers is not counted. The step does not begin if variables
-    /// differ between workers, or if new workers are waiting to join. If the workers' step counters differ, all are set
-    /// to the largest one, and the step does not begin. Afterwards all workers know whether one of them has received a
-    /// notice to exit.
+    /// differ between workers, if new workers are waiting to join, or if the group re-forms because of a slow worker.
+    /// If the workers' step counters differ, all are set to the largest one, and the step does not begin. Afterwards
+    /// all workers know whether one of them has received a notice to exit.
     pub(super) fn begin(
         &self,
         rows: Option<usize>,
@@ -49,8 +49,8 @@ impl Strategy {
         let variables = self.abort_peers_on_err(self.drift_digest())?;
         let (session, has_notice) = (group.next_number(RUN), self.notice().is_received());
         let times = self.take_step_times(group);
-        let (step, alone) = (self.steps(), self.alone());
-        let mine = StartHeader { step, session, rows, variables, has_notice, waiting, times, alone };
+        let (step, alone, remedy) = (self.steps(), self.alone(), self.propose_remedy(group));
+        let mine = StartHeader { step, session, rows, variables, has_notice, waiting, times, alone, remedy };
         let call = || Fingerprint::new(Operation::Run, "", at);
         let headers =
             self.worker_call("run", call, |mut calling| calling.all_gather_bytes(wire::encode(&mine)))?;
@@ -67,6 +67,9 @@ impl Strategy {
         let variables: Vec<_> = all.iter().map(|start| start.variables).collect();
         self.require_no_drift(&variables, at)?;
         self.require_none_waiting(all.iter().map(|start| start.waiting).sum())?;
+        if !all.iter().any(|start| start.has_notice) {
+            self.require_no_remedy(group, all.iter().map(|start| start.remedy))?;
+        }
         self.notice().record_decision(all.iter().map(|start| start.has_notice), self.min_remaining_workers());
         let (step, number) = (self.next_step(), all.iter().map(|start| start.session).max());
         let session = group.open_at(RUN, number.unwrap_or(mine.session), step);
@@ -122,6 +125,8 @@ struct StartHeader {
     times: StepTimes,
     /// The progress of the worker's local steps; `None` in lock step.
     alone: Option<Alone>,
+    /// The remedy for a straggler that the worker proposes.
+    remedy: Option<Remedy>,
 }
 
 fn differ(all: &[StartHeader], latest: u64) -> String {

@@ -3,6 +3,8 @@
 use crate::recovery::disk;
 use crate::recovery::program::{Place, Task};
 use crate::recovery::relay::Relay;
+use crate::recovery::slow_link::SlowLink;
+use crate::recovery::slowness::{Slowness, Work};
 use crate::recovery::worker::Life;
 use distribute::cluster::{Deadline, Stopwatch};
 use distribute_testing::{Port, child};
@@ -48,6 +50,8 @@ pub struct Job {
     folder: TempDir,
     /// The ports on which workers listen.
     ports: Vec<Port>,
+    /// The network of the workers, if it is not that of this machine.
+    link: Option<SlowLink>,
 }
 
 impl Job {
@@ -58,7 +62,12 @@ impl Job {
 
     /// Creates a job without processes, with the given number of spares in addition to the workers.
     pub fn with_spares(test: &'static str, spares: usize) -> Self {
-        let all = WORKERS + spares;
+        Self::with_workers(test, WORKERS, spares)
+    }
+
+    /// Creates a job without processes, with the given numbers of workers and spares.
+    pub fn with_workers(test: &'static str, workers: usize, spares: usize) -> Self {
+        let all = workers + spares;
         let folder = tempfile::tempdir().unwrap();
         let port = Port::reserve();
         let task = |worker| Task {
@@ -77,7 +86,28 @@ impl Job {
             heard: Vec::new(),
             ports: vec![port],
             folder,
+            link: None,
         }
+    }
+
+    /// Makes all tasks work in each step. The given worker is slow in some way.
+    pub fn working(mut self, work: Work, slow: Option<(usize, Slowness)>) -> Self {
+        for task in &mut self.tasks {
+            let slowness = slow.filter(|(worker, _)| *worker == task.worker).map(|(_, slowness)| slowness);
+            task.work = Some(Work { slowness, ..work });
+        }
+        self
+    }
+
+    /// Links the workers by a network with a slow link.
+    pub fn over(mut self, link: SlowLink) -> Self {
+        let addresses = link.addresses(self.tasks.len());
+        self.tasks.iter_mut().for_each(|task| {
+            task.addresses.clone_from(&addresses);
+            task.sockets = true;
+        });
+        self.link = Some(link);
+        self
     }
 
     /// Makes SIGTERM a notice to the job's workers.
@@ -159,6 +189,9 @@ impl Job {
         let life = Life { task: self.tasks[worker].clone(), stop_at };
         let command = child::command(self.test, &serde_json::to_string(&life).unwrap());
         let mut command = if worker == 0 { disk::small(command, self.folder.path()) } else { command };
+        if let Some(link) = &self.link {
+            command = link.within(worker, &command);
+        }
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = child::Killed(command.spawn().unwrap());
         let (pipe, stdin) = (child.0.stderr.take().unwrap(), child.0.stdin.take().unwrap());
@@ -180,8 +213,11 @@ impl Job {
     }
 
     pub fn signal(&mut self, worker: usize, signal: Signal) {
-        let pid = Pid::from_raw(self.process(worker).child.0.id() as i32).unwrap();
-        kill_process(pid, signal).unwrap();
+        kill_process(self.pid(worker), signal).unwrap();
+    }
+
+    pub fn pid(&mut self, worker: usize) -> Pid {
+        Pid::from_raw(self.process(worker).child.0.id() as i32).unwrap()
     }
 
     /// Waits until a worker has exited because of a signal or an error.

@@ -8,6 +8,7 @@ mod compressed;
 mod dealt;
 mod disk;
 mod disturbed;
+mod drills;
 mod elastic;
 mod ended;
 mod figures;
@@ -20,17 +21,27 @@ mod matrix;
 mod other_programs;
 mod program;
 mod relay;
+mod replaced;
 mod runner;
 mod sharded;
+mod shares;
+mod slow_link;
+mod slowness;
 mod spares;
 mod threads;
 mod worker;
 
-use distribute_testing::{child, watched};
+use distribute_testing::{child, watched_for};
+use std::time::Duration;
 
 /// Runs a test, except in the processes that it starts.
 fn in_parent(test: impl FnOnce() + Send + 'static) {
+    in_parent_for(Duration::from_secs(60), test);
+}
+
+/// Acts like [`in_parent`], with another time limit.
+fn in_parent_for(max: Duration, test: impl FnOnce() + Send + 'static) {
     if child::part().is_none() {
-        watched(test);
+        watched_for(max, test);
     }
 }

@@ -1,5 +1,6 @@
 //! The program of each worker, and the points at which one of them fails.
 
+use crate::recovery::slowness::Work;
 use candle_core::{Device, Tensor};
 use candle_nn::{Module, linear};
 use distribute::checkpoint::{
@@ -98,6 +99,8 @@ pub struct Task {
     pub patience: Duration,
     /// The name of the job; `None` if it is derived from the program.
     pub job: Option<String>,
+    /// The work of each step, in tests of slow workers; `None` if there is none.
+    pub work: Option<Work>,
 }
 
 impl Task {
@@ -119,6 +122,7 @@ impl Task {
             spares: 0,
             patience: Duration::from_secs(60),
             job: None,
+            work: None,
         }
     }
 
@@ -142,6 +146,9 @@ impl Task {
         }
         if self.spares > 0 {
             builder = builder.spares(self.spares);
+        }
+        if let Some(work) = self.work {
+            builder = builder.stragglers(work.reaction.policy());
         }
         if let Some(least) = self.least {
             builder = builder.min_workers(least).shrink_after(self.shrink_after);
