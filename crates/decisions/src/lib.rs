@@ -59,7 +59,7 @@ pub mod internal {
     pub use crate::names::{common_name, copies_name, first_names, list_names, variable_names};
     pub use crate::notice::{Notice, NoticeDecision};
     pub use crate::outcome::{Outcome, merge_outcomes};
-    pub use crate::partition::{BLOCK, Partition, Sharding, SlotShare};
+    pub use crate::partition::{BLOCK, Partition, RowShare, Sharding, SlotShare};
     pub use crate::placement::{Placement, Policy, Purpose, StorageLocation};
     pub use crate::step_times::{StepMeter, StepTimes};
 }

@@ -35,6 +35,27 @@ impl SlotShare {
     }
 }
 
+/// The rows of a variable that a worker writes to a checkpoint: those whose first element is in its range.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RowShare {
+    /// The indices of the rows.
+    pub rows: Range<usize>,
+    /// The number of elements at the beginning of the worker's range that are in a row of the worker before it.
+    pub head: usize,
+    /// The number of elements of the last row that are at the next worker.
+    pub tail: usize,
+}
+
+impl RowShare {
+    /// Returns the rows of a range of elements, if rows have `width` elements.
+    fn new(range: &Range<usize>, width: usize) -> Self {
+        let rows = range.start.div_ceil(width)..range.end.div_ceil(width);
+        let head = (rows.start * width).min(range.end) - range.start;
+        let tail = if rows.is_empty() { 0 } else { rows.end * width - range.end };
+        Self { rows, head, tail }
+    }
+}
+
 /// The way in which workers shard the state of an optimizer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sharding {
@@ -127,6 +148,18 @@ impl Partition {
         self.share(variable, self.worker())
     }
 
+    /// Returns the rows that the given worker writes to a checkpoint, for a variable whose rows have `width` elements.
+    /// Returns `None` for all workers if a row is on more than two of them.
+    pub fn rows(&self, variable: usize, worker: usize, width: usize) -> Option<RowShare> {
+        if width == 0 {
+            return None;
+        }
+        let of = |worker| RowShare::new(&self.range(variable, worker), width);
+        let tails = self.in_order(variable).map(|worker| of(worker).tail);
+        let heads = self.in_order(variable).skip(1).map(|worker| of(worker).head).chain([0]);
+        tails.eq(heads).then(|| of(worker))
+    }
+
     /// Returns the workers in the order of their ranges of a variable.
     pub fn in_order(&self, variable: usize) -> impl Iterator<Item = usize> + use<> {
         let VariablePartition { workers, first, .. } = self.by_variable[variable];
@@ -196,6 +229,33 @@ mod tests {
                 end = range.end;
             }
             prop_assert_eq!(end, elements);
+        }
+    }
+
+    proptest! {
+        // INV-111
+        #[test]
+        fn each_row_is_written_by_one_worker_with_what_the_next_one_has(
+            rows in 1usize..60, width in 1usize..3000, workers in 1usize..6,
+        ) {
+            let partition = partition_of(World::new(workers, 0, 1).unwrap(), &[rows * width]);
+            let shares: Vec<_> =
+                partition.in_order(0).map(|worker| (worker, partition.rows(0, worker, width))).collect();
+            if shares[0].1.is_none() {
+                prop_assert!(shares.iter().all(|(_, share)| share.is_none()));
+                // A range is smaller than a row, or empty.
+                prop_assert!(width > BLOCK || (rows * width).div_ceil(BLOCK) < workers);
+                return Ok(());
+            }
+            let (mut end, mut tail) = (0, 0);
+            for (worker, share) in shares {
+                let (share, range) = (share.unwrap(), partition.range(0, worker));
+                prop_assert_eq!(share.head, tail);
+                prop_assert!(share.rows.is_empty() || share.rows.start == end);
+                prop_assert_eq!(share.head + share.rows.len() * width, range.len() + share.tail);
+                (end, tail) = (end + share.rows.len(), share.tail);
+            }
+            prop_assert_eq!((end, tail), (rows, 0));
         }
     }
 

@@ -207,8 +207,9 @@ impl<R: Rule> Optimizer<R> {
     /// A rule that needs complete rows or variables ([`Rule::unit`]), such as [`RowAdagrad`](super::RowAdagrad), does
     /// not split variables: each worker updates some of them. The largest variable then bounds what is saved.
     ///
-    /// Checkpoints have the same format as without sharding, because the chief gathers the slots, one after another. A
-    /// checkpoint can be restored with any number of workers, sharded or not. If a worker fails, its slots are lost
+    /// Checkpoints have the same format as without sharding, and each worker writes its own slots. In a folder that the
+    /// workers do not share, and for a save in the background, the chief gathers them, one after another. A checkpoint
+    /// can be restored with any number of workers, sharded or not. If a worker fails, its slots are lost
     /// because no other worker has a copy, unless there are [copies](Self::shard_state_replicated). Training must then
     /// be restored from the last checkpoint.
     ///

@@ -25,8 +25,8 @@ use serde_json::json;
 /// of the first one as usual, and those of others under names such as `optimizer/local_steps/worker/1/m/fc.weight`. The
 /// momentum of outer steps is saved under names such as `optimizer/local_steps/momentum/fc.weight`.
 ///
-/// Sharded slots are saved in the same format as unsharded ones. The chief gathers them one after another, so the other
-/// workers only need memory for their own slots.
+/// Sharded slots are saved in the same format as unsharded ones. Each worker writes its own ones, if all workers can
+/// write to the folder and wait for the save. Otherwise the chief gathers them one after another.
 impl<R: Rule> Checkpointed for Optimizer<R> {
     fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
         let optimizer = &self.inner;

@@ -159,11 +159,11 @@ pub type Restore<'a> = Box<dyn FnOnce() -> Result<()> + 'a>;
 /// # Several workers
 ///
 /// All workers make the same calls. Each worker reads its components, only the chief writes, and all workers
-/// get the chief's result, even if it is an error. The exception are tables that the workers store together: if all
-/// workers can write to the folder, each writes its own rows to a file of the checkpoint; otherwise the chief logs a
-/// warning, and reads and writes all of them. If a worker doesn't arrive, the others get an error that
-/// names it. The others wait while the chief writes, for as long as it makes progress: it may take no longer than the
-/// strategy's timeout for 8 MiB, or for syncing 512 MiB to the disk.
+/// get the chief's result, even if it is an error. The exceptions are tables that the workers store together, and
+/// sharded states of optimizers: if all workers can write to the folder, each writes its own rows to a file of the
+/// checkpoint; otherwise the chief logs a warning, and reads and writes all of them. If a worker doesn't arrive, the
+/// others get an error that names it. The others wait while the chief writes, for as long as it makes progress: it may
+/// take no longer than the strategy's timeout for 8 MiB, or for syncing 512 MiB to the disk.
 ///
 /// Every worker restores from a folder that contains the chief's checkpoint: on a shared file system, or as a
 /// copy. Before anything is changed, the workers check that they all read the same checkpoint. If each worker
@@ -227,8 +227,8 @@ impl<'a> Checkpoint<'a> {
     }
 
     /// Saves everything atomically as a new folder at `path`. With several workers, only the chief writes to its own
-    /// `path`, except for rows of tables that the workers store together. A worker that passes a different path logs a
-    /// warning, because nothing is written there.
+    /// `path`, except for rows of tables that the workers store together and of sharded states. A warning is logged on
+    /// a worker that passes a different path, because nothing is written there.
     ///
     /// # Errors
     /// - The errors of [`writer`](Checkpoint::writer).

@@ -161,9 +161,9 @@ impl SaveInParts<'_> {
         if self.strategy.world().is_chief() {
             warn_or_stderr(|| {
                 tracing::warn!(
-                    "the chief saves the tables of all workers, because they do not share the folder {}: {reason}; \
-                     complete tables of ids need memory on the chief then; save to a folder that all workers can \
-                     write to",
+                    "the chief saves the rows of all workers, because they do not share the folder {}: {reason}; \
+                     complete tables of ids and sharded states need memory on the chief then; save to a folder that \
+                     all workers can write to",
                     self.target.parent().display()
                 );
             });

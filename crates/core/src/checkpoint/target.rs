@@ -36,6 +36,11 @@ impl Begun {
 }
 
 impl Target<'_> {
+    /// Returns `true` if a thread may write the checkpoint after the call has returned.
+    pub(super) fn is_in_background(&self) -> bool {
+        matches!(self, Self::InBackground(_))
+    }
+
     /// Returns the folder in which the checkpoint will be.
     pub(super) fn parent(&self) -> &Path {
         match self {

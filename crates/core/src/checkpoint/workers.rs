@@ -45,7 +45,9 @@ impl<'a> Checkpoint<'a> {
             let has_own = |writer: &Writer| Bytes::from(vec![0; usize::from(writer.has_own_rows())]);
             strategy.exchange_results(SAVE, call, self.collect(writer), has_own)
         };
-        let in_parts = strategy.shares_tables() && strategy.world().is_multi_worker();
+        // A thread of the chief writes what the workers do not store together. It needs all of it.
+        let in_parts = strategy.shares_tables() || !target.is_in_background();
+        let in_parts = in_parts && strategy.world().is_multi_worker();
         let first = Writer::new().saved_at_once();
         let (mut writer, own) = collect(if in_parts { first.in_parts() } else { first })?;
         let written = || call().part("written by the chief");

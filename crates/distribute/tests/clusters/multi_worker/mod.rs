@@ -18,6 +18,7 @@ mod programs;
 pub(crate) mod replicated;
 mod settings;
 mod sharded;
+mod sharded_parts;
 mod sharded_rules;
 mod stragglers;
 mod summary;

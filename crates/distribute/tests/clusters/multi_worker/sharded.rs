@@ -174,7 +174,7 @@ fn checkpoint<'a, R: Rule>(model: &'a Replicated<Model>, optimizer: &'a Optimize
 }
 
 /// Returns the tensors and the metadata of a checkpoint as text.
-fn contents(path: &Path) -> String {
+pub(super) fn contents(path: &Path) -> String {
     let reader = Reader::open(path).unwrap();
     let names: Vec<_> = reader.names().map(String::from).collect();
     let tensors: Vec<_> = names.iter().map(|name| (name, bits_of(&reader, name))).collect();

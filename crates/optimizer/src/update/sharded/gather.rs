@@ -15,7 +15,7 @@ use std::panic::Location;
 
 /// The workers that receive the gathered slots.
 #[derive(Clone, Copy, PartialEq)]
-enum Recipients {
+pub(super) enum Recipients {
     All,
     /// Only the chief.
     Chief,
@@ -59,7 +59,7 @@ impl Sharded {
         Ok(())
     }
 
-    fn gather(
+    pub(super) fn gather(
         &self,
         operation: &'static str,
         optimizer: &Inner,
@@ -102,7 +102,7 @@ impl Sharded {
 }
 
 /// Returns an error on all workers if the slots of any worker belong to an incomplete step.
-fn require_complete(
+pub(super) fn require_complete(
     optimizer: &Inner,
     operation: &'static str,
     at: &'static Location<'static>,
@@ -121,7 +121,7 @@ fn require_complete(
         .map(drop)
 }
 
-fn inspect_call(
+pub(super) fn inspect_call(
     optimizer: &Inner,
     what: impl std::fmt::Display,
     at: &'static Location<'static>,

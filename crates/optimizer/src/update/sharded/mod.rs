@@ -6,6 +6,7 @@
 //! | `rows` | the rows of a worker's range |
 //! | `norms` | sums of squares over all workers |
 //! | `gather` | complete slots, assembled from the ranges of all workers |
+//! | `own_rows` | the rows of slots that each worker writes to a checkpoint itself |
 //! | `replicated` | the update if each worker has a copy of the slots of the one before it |
 //! | `transfer` | the shards of lost workers, sent from their copies |
 
@@ -16,6 +17,7 @@
 
 mod gather;
 mod norms;
+mod own_rows;
 mod replicated;
 mod rows;
 mod transfer;
@@ -106,6 +108,9 @@ impl Backend for Sharded {
     }
 
     fn save(&self, optimizer: &Inner, prefix: &str, writer: &mut Writer) -> Result<()> {
+        if writer.is_in_parts() {
+            return self.save_own_rows(optimizer, prefix, writer);
+        }
         self.save_on_chief(optimizer, prefix, writer)
     }
 
